@@ -1,0 +1,1 @@
+"""The engine. Knows no Django, no HTTP, no tenant."""

@@ -1,0 +1,1 @@
+"""Device maths. Knows only tensors."""
