@@ -1,0 +1,1 @@
+"""The domain: tenants, projects, keys, limits, cache policies, the ledger. Only its services write."""
