@@ -26,6 +26,8 @@ class Hello(Frame, frozen=True):
     version: int
     gateway_id: str
     proof: bytes = b""
+    nonce: bytes = b""
+    """On TCP, for the worker's own proof: Welcome.proof."""
 
 
 class Lease(Struct, frozen=True, kw_only=True, array_like=True):
@@ -130,6 +132,8 @@ class Welcome(Frame, frozen=True):
     card: ModelCard
     max_choices: int
     """The largest `n` a request may ask for."""
+    proof: bytes = b""
+    """On TCP: HMAC-SHA256(shared secret, "lockgate worker" + Hello.nonce + worker_id)."""
 
 
 class TokenOut(Struct, frozen=True, array_like=True):
