@@ -113,6 +113,8 @@ class EmbeddedPostgres:
     """Tests only: no fsync."""
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     url: str = field(default="", init=False)
+    data: Path = field(default=Path(), init=False)
+    """Where the cluster lies; known once started."""
     stop_signal = signal.SIGINT
     """Fast shutdown: sessions are ended, everything is written."""
 
@@ -120,10 +122,12 @@ class EmbeddedPostgres:
         """Start the server, making its cluster and the database `lockgate` on first use. Raises EmbeddedServerError."""
         user = unprivileged_user()
         binaries, data = self._folders(user)
+        self.data = data
         known = _remembered(self.home / "postgres.json")
         if not (data / "PG_VERSION").exists():
             self._init(binaries, data, known["password"], user)
-        (data / "postmaster.pid").unlink(missing_ok=True) if self._stale_pid(data) else None
+        if self._stale_pid(data):
+            (data / "postmaster.pid").unlink()
         options = {
             "listen_addresses": "127.0.0.1",
             "port": known["port"],

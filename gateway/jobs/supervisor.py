@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TextIO
+from typing import IO, TextIO
 
 FIRST_RESTART_S = 0.5
 LONGEST_RESTART_S = 10.0
@@ -76,9 +76,9 @@ class Output:
             follower.join(timeout=5)
         return self._last.get(name, "it said nothing")
 
-    def _copy(self, name: str, stream: object, quiet: bool) -> None:
-        with (self.folder / f"{name}.log").open("ab") as log:
-            for raw in stream:  # type: ignore[attr-defined]
+    def _copy(self, name: str, stream: IO[bytes], quiet: bool) -> None:
+        with stream, (self.folder / f"{name}.log").open("ab") as log:
+            for raw in stream:
                 log.write(raw)
                 log.flush()
                 line = raw.decode(errors="replace").rstrip()
