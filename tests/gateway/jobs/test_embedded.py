@@ -1,4 +1,3 @@
-import os
 import shutil
 import signal
 import stat
@@ -70,4 +69,4 @@ def test_passwords_are_readable_by_their_owner_only(home):
     valkey.start()
     valkey.stop()
     for name in ("valkey.json", "valkey/valkey.conf"):
-        assert stat.S_IMODE(os.stat(home / name).st_mode) == 0o600
+        assert stat.S_IMODE((home / name).stat().st_mode) == 0o600
