@@ -1,0 +1,18 @@
+"""Mistral: Llama whose layers attend within a sliding window (which the configuration brings)."""
+
+import torch
+
+from inference.models.decoder import build_decoder
+from inference.models.transformer import Transformer
+from inference.weights import Checkpoint
+
+
+def build(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device, context_length: int, fingerprint: str) -> Transformer:
+    """Raises WeightsError."""
+    return build_decoder(
+        checkpoint,
+        dtype=dtype,
+        device=device,
+        context_length=context_length,
+        fingerprint=fingerprint,
+    )
