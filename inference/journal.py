@@ -19,6 +19,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
+from operator import attrgetter
 from pathlib import Path
 
 from msgspec import DecodeError, ValidationError, msgpack
@@ -48,6 +49,23 @@ _REASONS = (
     FinishReason.ERROR,
     FinishReason.CRASH,
 )
+_COUNTERS = (
+    "prompt_tokens",
+    "computed_tokens",
+    "cached_tokens",
+    "recomputed_tokens",
+    "generated_tokens",
+    "billed_tokens",
+    "wasted_tokens",
+    "drafted_tokens",
+    "accepted_tokens",
+    "queue_s",
+    "prefill_s",
+    "decode_s",
+    "kv_block_s",
+    "preemptions",
+)
+_values = attrgetter(*_COUNTERS)
 _REASON_CODES = {reason: code for code, reason in enumerate(_REASONS)}
 
 
@@ -90,25 +108,6 @@ class Entry:
     reason: FinishReason
     occurred_at_ms: int
     counters: Counters
-
-
-def _pack_counters(c: Counters) -> tuple[int | float, ...]:
-    return (
-        c.prompt_tokens,
-        c.computed_tokens,
-        c.cached_tokens,
-        c.recomputed_tokens,
-        c.generated_tokens,
-        c.billed_tokens,
-        c.wasted_tokens,
-        c.drafted_tokens,
-        c.accepted_tokens,
-        c.queue_s,
-        c.prefill_s,
-        c.decode_s,
-        c.kv_block_s,
-        c.preemptions,
-    )
 
 
 def lock(descriptor: int) -> bool:
@@ -307,7 +306,7 @@ class Journal:
     def _write_entry(self, slot: int, state: State, reason: FinishReason, occurred_at_ms: int, counters: Counters) -> None:
         version = self._versions[slot] + 1
         self._versions[slot] = version
-        body = _BODY.pack(self._identity_checksums[slot], version, state, _REASON_CODES[reason], occurred_at_ms, *_pack_counters(counters))
+        body = _BODY.pack(self._identity_checksums[slot], version, state, _REASON_CODES[reason], occurred_at_ms, *_values(counters))
         self._write(self._offset(slot) + _COPY_OFFSETS[version % 2], _CHECKSUM.pack(zlib.crc32(body)) + body)
 
     def _read_identity(self, slot: int) -> tuple[Identity | None, int]:
@@ -332,7 +331,7 @@ class Journal:
             bound_to, version, state, reason, occurred_at_ms, *counters = _BODY.unpack(body)
             if bound_to != identity_checksum or (newest is not None and version <= newest.version):
                 continue
-            newest = Entry(version, State(state), _REASONS[reason], occurred_at_ms, Counters(*counters))
+            newest = Entry(version, State(state), _REASONS[reason], occurred_at_ms, Counters(**dict(zip(_COUNTERS, counters, strict=True))))
         return newest
 
     def _event(self, identity: Identity, reason: FinishReason, occurred_at_ms: int, counters: Counters) -> UsageEvent:

@@ -145,7 +145,7 @@ def tokenizer_json() -> str:
         for i, token in enumerate(SPECIAL_TOKENS)
     ]
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    model = {
+    model: dict[str, object] = {
         "type": "BPE",
         "dropout": None,
         "unk_token": None,
