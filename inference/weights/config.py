@@ -15,6 +15,9 @@ ARCHITECTURES = {
     "Qwen3ForCausalLM": "qwen3",
 }
 
+MOST = 2**31 - 1
+MOST_LAYERS = 4096  # a damaged file must not ask for memory without end
+
 
 @dataclass(frozen=True, slots=True)
 class LinearScaling:
@@ -78,12 +81,12 @@ class Fields:
         self.raw = raw
         self.path = path
 
-    def integer(self, name: str, default: int | None = None, *, least: int = 1) -> int:
+    def integer(self, name: str, default: int | None = None, *, least: int = 1, most: int = MOST) -> int:
         value = self.raw.get(name)
         if value is None:
             value = default
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise BrokenCheckpoint(self.path, f"{name} must be an integer from {least}, not {value!r}")
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise BrokenCheckpoint(self.path, f"{name} must be an integer from {least} to {most}, not {value!r}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
@@ -133,7 +136,8 @@ def parse_config(raw: Mapping[str, object], path: Path) -> DecoderConfig:
         raise UnsupportedCheckpoint(path, f"hidden_act {activation!r} isn't supported (only silu)")
     if raw.get("quantization_config") is not None:
         raise UnsupportedCheckpoint(path, "quantised safetensors aren't supported; use a GGUF file or full-precision weights")
-    hidden_size, heads, layers = fields.integer("hidden_size"), fields.integer("num_attention_heads"), fields.integer("num_hidden_layers")
+    hidden_size, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
+    layers = fields.integer("num_hidden_layers", most=MOST_LAYERS)
     kv_heads = fields.integer("num_key_value_heads", heads)
     head_size = fields.integer("head_dim", hidden_size // heads)
     if heads % kv_heads:
