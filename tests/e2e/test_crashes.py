@@ -123,7 +123,7 @@ def ledger_tokens(running, tenant: str) -> int:
     services = json.loads((running.home / "services.json").read_text())
     with psycopg.connect(services["database_url"]) as connection:
         row = connection.execute(
-            "SELECT coalesce(sum(generated_tokens), 0) FROM tenants_ledgerevent e JOIN tenants_tenant t ON t.id = e.tenant_id WHERE t.name = %s",
+            "SELECT coalesce(sum(generated_tokens), 0) FROM tenants_ledgerevent JOIN tenants_tenant t ON t.id = tenant_id WHERE t.name = %s",
             (tenant,),
         ).fetchone()
         return int(row[0])

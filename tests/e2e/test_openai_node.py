@@ -32,7 +32,8 @@ PROGRAM = textwrap.dedent("""
     try { await client.chat.completions.create({ model: "no-such-model", messages }); } catch (error) { refused = error; }
     const models = [];
     for await (const m of client.models.list()) models.push(m.id);
-    console.log(JSON.stringify({ text: done.choices[0].message.content, streamed, usage, models, status: refused.status, code: refused.code }));
+    const text = done.choices[0].message.content;
+    console.log(JSON.stringify({ text, streamed, usage, models, status: refused.status, code: refused.code }));
 """)
 
 
