@@ -1,9 +1,9 @@
 """The model's own chat template, in a sandbox with a budget.
 
 A template comes with the model, so the operator chose it; a caller never supplies one. Still it runs on callers' messages, and must neither
-hang nor fill the memory. Every place where a template can repeat itself pays from a budget first: loop bodies, macros and calls
-(`Fuel`, put into the syntax tree before it is compiled), and whatever makes strings grow is bounded (`+ * % ** ~`, calls, the output). Past the
-budget the rendering raises where it stands, so the thread that runs it is free again: there is nothing to kill.
+hang nor fill the memory. Wherever a template can repeat itself it pays from a budget first: loop bodies, macros, call blocks (`Fuel`, put
+into the syntax tree before it is compiled). Whatever makes strings grow is bounded: `+ * % ** ~`, calls, the output. Past the budget the
+rendering raises where it stands, so the thread that runs it is free again: there is nothing to kill.
 The deadline counts the thread's own CPU time: a busy machine refuses nobody.
 """
 
@@ -94,24 +94,31 @@ class _Environment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "*", "%", "**"})
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        size = max((len(side) for side in (left, right) if isinstance(side, str | list | tuple)), default=None)
-        if operator == "*" and size is not None:
-            times = next((side for side in (left, right) if isinstance(side, int)), 0)
-            if size * times > MAX_CHARACTERS:
-                raise OutOfFuel(f"it makes a value longer than {MAX_CHARACTERS}")
-        elif operator == "%" and isinstance(left, str) and _WIDE_FORMAT.search(left):
+        if operator == "*":
+            _check_repetition(left, right)
+        if operator in ("*", "**"):
+            _check_power(operator, left, right)
+        if operator == "%" and isinstance(left, str) and _WIDE_FORMAT.search(left):
             raise OutOfFuel("it formats with too wide a field")
-        elif (operator in ("*", "**") and any(isinstance(side, int) and abs(side) > 2**64 for side in (left, right))) or (
-            operator == "**" and isinstance(right, int) and right > 64
-        ):
-            raise OutOfFuel("it computes too large a number")
         return _bounded(super().call_binop(context, operator, left, right))
 
-    def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]  # jinja marks the first two as positional only
+    def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
         of_string = isinstance(getattr(obj, "__self__", None), str)
         if of_string and any(isinstance(argument, int) and argument > MAX_CHARACTERS for argument in args):
             raise OutOfFuel(f"it makes a string of more than {MAX_CHARACTERS} characters")
         return _bounded(super().call(context, obj, *args, **kwargs))
+
+
+def _check_repetition(left: Any, right: Any) -> None:
+    for sequence, times in ((left, right), (right, left)):
+        if isinstance(sequence, str | list | tuple) and isinstance(times, int) and len(sequence) * times > MAX_CHARACTERS:
+            raise OutOfFuel(f"it makes a value longer than {MAX_CHARACTERS}")
+
+
+def _check_power(operator: str, left: Any, right: Any) -> None:
+    huge = any(isinstance(side, int) and abs(side) > 2**64 for side in (left, right))
+    if huge or (operator == "**" and isinstance(right, int) and right > 64):
+        raise OutOfFuel("it computes too large a number")
 
 
 def _raise_exception(message: str) -> str:
@@ -186,7 +193,13 @@ class ChatTemplate:
             self._template = _compile(source)
         except jinja2.TemplateError as error:
             raise TokenizerUnsupported(f"the chat template isn't valid: {error}") from error
-        self._constants = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
+        self._constants = {
+            "bos_token": bos_token or "",
+            "eos_token": eos_token or "",
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": True,
+        }
 
     def render(self, messages: Sequence[Mapping[str, str]], *, budget: Budget | None = None) -> str:
         """The prompt, with the assistant's turn opened. Raises TemplateRefused (for the caller), OutOfFuel past the budget."""
@@ -196,14 +209,7 @@ class ChatTemplate:
         pieces: list[str] = []
         characters = 0
         try:
-            for piece in self._template.generate(
-                **self._constants,
-                messages=messages,
-                tools=None,
-                documents=None,
-                add_generation_prompt=True,
-                **{_SPEND: spend, _JOIN: _join},
-            ):
+            for piece in self._template.generate(self._constants, messages=messages, **{_SPEND: spend, _JOIN: _join}):
                 pieces.append(piece)
                 characters += len(piece)
                 if characters > MAX_CHARACTERS:

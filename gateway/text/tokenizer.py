@@ -84,10 +84,9 @@ class Tokenizer:
         for message in messages:
             for text in message.values():
                 _check_characters(text)
-        rendered = self._template.render(
-            [{key: control.defuse(text) for key, text in message.items()} for message in messages], budget=budget
-        )
-        ids = self._tokenizer.encode(control.without_marks(control.stand_in(rendered)), add_special_tokens=False).ids
+        safe = [{key: control.defuse(text) for key, text in message.items()} for message in messages]
+        rendered = control.stand_in(self._template.render(safe, budget=budget))
+        ids = self._tokenizer.encode(control.without_marks(rendered), add_special_tokens=False).ids
         if control.forged(ids):
             raise PromptRefused("The messages contain text that this model's tokenizer can only read as a control token.")
         return control.real_ids(ids)

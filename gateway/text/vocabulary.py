@@ -62,8 +62,8 @@ def token_bytes_of(decoder: dict[str, Any] | None) -> TokenBytes:
             return str.encode
         case {"type": "ByteLevel"}:
             return _byte_level
-        case {"type": "Metaspace", **options}:
-            return _replacing(str(options.get("replacement", WORD_BOUNDARY_MARK)), " ")
+        case {"type": "Metaspace"}:
+            return _replacing(str(decoder.get("replacement", WORD_BOUNDARY_MARK)), " ")
         case {"type": "Sequence", "decoders": list(steps)}:
             return _sequence(steps)
         case _:
@@ -103,8 +103,8 @@ def _sequence(steps: list[dict[str, Any]]) -> TokenBytes:
         match step:
             case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)}:
                 replacements.append((old, new))
-            case {"type": "Metaspace", **options}:
-                replacements.append((str(options.get("replacement", WORD_BOUNDARY_MARK)), " "))
+            case {"type": "Metaspace"}:
+                replacements.append((str(step.get("replacement", WORD_BOUNDARY_MARK)), " "))
             case {"type": "ByteFallback"}:
                 byte_fallback = True
             case {"type": "ByteLevel"}:

@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +18,7 @@ def first_by_definition(text: str, stops: list[str]) -> tuple[int, int] | None:
 
 def in_pieces(text: str, cuts: list[int]) -> list[str]:
     borders = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
-    return [text[start:end] for start, end in zip(borders, borders[1:], strict=False)]
+    return [text[start:end] for start, end in itertools.pairwise(borders)]
 
 
 @settings(max_examples=500, deadline=None)

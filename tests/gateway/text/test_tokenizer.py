@@ -13,19 +13,26 @@ from tests.gateway.text.cards import byte_tokenizer_json, card, default_model_ca
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "smollm2_greedy.json").read_text())["items"]
 
 
+CTC = {"type": "CTC", "pad_token": "p", "word_delimiter_token": "|", "cleanup": True}
+
+
 @pytest.fixture(scope="module")
 def smollm() -> Tokenizer:
     return Tokenizer(default_model_card())
 
 
-@pytest.fixture(scope="module")
+TINY = Tokenizer(card(byte_tokenizer_json()))
+PIECES = Tokenizer(card(sentencepiece_tokenizer_json(), chat_template="{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}"))
+
+
+@pytest.fixture
 def tiny() -> Tokenizer:
-    return Tokenizer(card(byte_tokenizer_json()))
+    return TINY
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def pieces() -> Tokenizer:
-    return Tokenizer(card(sentencepiece_tokenizer_json(), chat_template="{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}"))
+    return PIECES
 
 
 @pytest.mark.parametrize("item", [item for item in GOLDEN if item["kind"] == "chat"], ids=lambda item: item["text"][:20])
@@ -82,7 +89,6 @@ async def test_text_that_the_vocabulary_itself_reads_as_a_control_token_is_refus
     file = json.loads(byte_tokenizer_json())
     file["model"]["ignore_merges"] = True
     file["pre_tokenizer"] = None
-    file["model"]["vocab"] = {token: place for token, place in file["model"]["vocab"].items()}
     tokenizer = Tokenizer(card(json.dumps(file), chat_template="{% for m in messages %}{{ m.content }}{% endfor %}"))
     with pytest.raises(PromptRefused, match="control token"):
         await tokenizer.encode_chat([{"role": "user", "content": "<|end|>"}])
@@ -91,32 +97,17 @@ async def test_text_that_the_vocabulary_itself_reads_as_a_control_token_is_refus
 @settings(max_examples=150, deadline=None)
 @given(st.text(alphabet=st.sampled_from("<|>endstar /sé▁ab☺ "), max_size=40))
 def test_chat_text_survives_and_makes_no_control_token(text: str) -> None:
-    for tokenizer, count in ((_tiny(), 3), (_pieces(), 2)):
+    for tokenizer, count in ((TINY, 3), (PIECES, 2)):
         ids = tokenizer.encode_chat_now([{"role": "user", "content": text}])
-        assert sum(map(tokenizer.is_control, ids)) == count + (tokenizer is _pieces() and ids.count(0))
+        assert sum(map(tokenizer.is_control, ids)) == count + (tokenizer is PIECES and ids.count(0))
         assert text.replace("▁", " ") in tokenizer.decode(ids).replace("▁", " ")
-
-
-_made: dict[str, Tokenizer] = {}
-
-
-def _tiny() -> Tokenizer:
-    return _made.setdefault("tiny", Tokenizer(card(byte_tokenizer_json()))) if "tiny" not in _made else _made["tiny"]
-
-
-def _pieces() -> Tokenizer:
-    if "pieces" not in _made:
-        _made["pieces"] = Tokenizer(
-            card(sentencepiece_tokenizer_json(), chat_template="{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}")
-        )
-    return _made["pieces"]
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.text(alphabet=st.sampled_from("<|>endstar /sé▁ab☺ "), max_size=40), st.booleans())
 def test_prompt_tokens_are_those_of_the_library(text: str, control: bool) -> None:
     text = text + "<s>b</s>" + "<|end|>" if control else text
-    for tokenizer, source in ((_tiny(), byte_tokenizer_json()), (_pieces(), sentencepiece_tokenizer_json())):
+    for tokenizer, source in ((TINY, byte_tokenizer_json()), (PIECES, sentencepiece_tokenizer_json())):
         assert tokenizer.encode_now(text) == tokenizers.Tokenizer.from_str(source).encode(text).ids
 
 
@@ -148,7 +139,7 @@ async def test_template_that_never_ends_is_refused_and_others_go_on(tiny: Tokeni
     slow = Tokenizer(
         card(byte_tokenizer_json(), chat_template="{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}")
     )
-    with pytest.raises(TemplateRefused, match="steps|too long"):
+    with pytest.raises(TemplateRefused, match=r"steps|too long"):
         await slow.encode_chat([{"role": "user", "content": "a"}])
     assert await tiny.encode("a") == [97]
 
@@ -158,12 +149,7 @@ async def test_template_that_never_ends_is_refused_and_others_go_on(tiny: Tokeni
     [
         ("{", "not a tokenizer.json"),
         ("{}", "not a tokenizer.json"),
-        (
-            byte_tokenizer_json().replace(
-                '"decoder":{"type":"ByteLevel"', '"decoder":{"type":"CTC","pad_token":"p","word_delimiter_token":"|","cleanup":true,"x":"y"'
-            ),
-            "CTC",
-        ),
+        (json.dumps(json.loads(byte_tokenizer_json()) | {"decoder": CTC}), "CTC"),
     ],
 )
 def test_unusable_tokenizer_is_named(tokenizer_json: str, reason: str) -> None:
