@@ -66,7 +66,7 @@ def implementation(operation: str, device: torch.device, *dtypes: torch.dtype) -
     """
     name = _forced
     if name is None:
-        name = "triton" if device.type == "cuda" and has_triton() else "reference"
+        name = "cpu" if device.type == "cpu" else "triton" if device.type == "cuda" and has_triton() else "reference"
     if name == "triton":
         if not has_triton():
             raise NoImplementationError("the Triton kernels need the package triton: install lockgate[gpu]")
@@ -76,5 +76,5 @@ def implementation(operation: str, device: torch.device, *dtypes: torch.dtype) -
         if device.type != "cpu":
             raise NoImplementationError(f"the CPU kernels can't read tensors on {device.type}")
         module = _load(operation, name)
-        return module if module.DTYPES.issuperset(dtypes) else _load(operation, "reference")
+        return module if module.supports(*dtypes) else _load(operation, "reference")
     return _load(operation, name)
