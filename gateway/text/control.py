@@ -24,7 +24,7 @@ class ControlTokens:
         special = [token for token in added if token.special and token.content]
         self.ids = frozenset(token.id for token in special)
         """Ids of all control tokens."""
-        self._unknown = self._unknown_id(tokenizer)
+        self._forgeable = self.ids - {self._unknown_id(tokenizer)}
         self.first_stand_in = max([tokenizer.get_vocab_size(with_added_tokens=True), *(token.id + 1 for token in added)])
 
         secret = secrets.token_hex(8)
@@ -60,8 +60,6 @@ class ControlTokens:
         contents = [token.content for token in special]
         self._begun = tuple({content[:length] for content in contents for length in range(1, len(content))})
         self._ended = tuple({content[length:] for content in contents for length in range(1, len(content))})
-        self._begun_last = {text[-1] for text in self._begun}
-        self._ended_first = {text[0] for text in self._ended}
 
     @staticmethod
     def _unknown_id(tokenizer: tokenizers.Tokenizer) -> int | None:
@@ -81,19 +79,13 @@ class ControlTokens:
             return text
         mark = self._mark
         text = self._pattern.sub(lambda found: f"{found[0][0]}{mark}{found[0][1:]}", text)
-        if text[-1] in self._begun_last and (begun := self._longest(self._begun, text, at_end=True)):
-            cut = len(text) - begun + 1
+        if text.endswith(self._begun):
+            cut = len(text) - max(len(begun) for begun in self._begun if text.endswith(begun)) + 1
             text = f"{text[:cut]}{mark}{text[cut:]}"
-        if text[0] in self._ended_first and (ended := self._longest(self._ended, text, at_end=False)):
-            text = f"{text[: ended - 1]}{mark}{text[ended - 1 :]}"
+        if text.startswith(self._ended):
+            cut = max(len(ended) for ended in self._ended if text.startswith(ended)) - 1
+            text = f"{text[:cut]}{mark}{text[cut:]}"
         return text
-
-    @staticmethod
-    def _longest(candidates: tuple[str, ...], text: str, *, at_end: bool) -> int:
-        """Length of the longest candidate that ends (or begins) the text; 0 if there is none."""
-        if at_end:
-            return max((len(candidate) for candidate in candidates if text.endswith(candidate)), default=0)
-        return max((len(candidate) for candidate in candidates if text.startswith(candidate)), default=0)
 
     def without_marks(self, text: str) -> str:
         """The text without marks."""
@@ -101,7 +93,7 @@ class ControlTokens:
 
     def forged(self, ids: Iterable[int]) -> bool:
         """Whether a control token came out of plain text: the model's own vocabulary may know it as a word."""
-        return any(token in self.ids and token != self._unknown for token in ids)
+        return not self._forgeable.isdisjoint(ids)
 
     def real_ids(self, ids: list[int]) -> list[int]:
         """The ids with each stand-in replaced by its control token."""

@@ -1,7 +1,6 @@
 """Text and chats to tokens, tokens to bytes. One Tokenizer per model, shared by all requests."""
 
 import asyncio
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,13 +13,11 @@ from gateway.text.templates import SMALL_BUDGET, Budget, ChatTemplate, OutOfFuel
 from gateway.text.vocabulary import read_tokenizer_file, token_bytes_of
 from inference.protocol.frames import ModelCard
 
-INLINE_CHARACTERS = 2_000
-"""Up to here a text is tokenised where it is (well under a millisecond); a hop to a thread would cost more than it frees."""
+INLINE_CHARACTERS = 1_000
+"""Up to here a text is tokenised where it is: about 0.6 ms at most. The library tokenises without the GIL, so a longer one leaves the loop."""
 
 _THREADS = 4
 _threads = ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="text")
-
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Tokenizer:
@@ -127,5 +124,7 @@ class Tokenizer:
 
 
 def _check_characters(text: str) -> None:
-    if _SURROGATE.search(text):
-        raise PromptRefused("The text contains half of a surrogate pair, which is no character.")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise PromptRefused("The text contains half of a surrogate pair, which is no character.") from error
