@@ -98,14 +98,16 @@ class UsageOutbox:
 
     async def flush(self, *, timeout_s: float) -> bool:
         """Append everything once more and wait for the ledger. False: the rest stays in the journal for the next start."""
-        with contextlib.suppress(TimeoutError, RedisError, OSError):
-            async with asyncio.timeout(timeout_s):
-                self._fresh.clear()
-                await self._append(self._take_due(time.monotonic()))
-                while self._unconfirmed:
-                    await self._poll()
-                    if self._unconfirmed:
-                        await asyncio.sleep(0.05)
+        deadline = time.monotonic() + timeout_s
+        try:
+            self._fresh.clear()
+            await self._append(self._take_due(time.monotonic()))
+            while self._unconfirmed and time.monotonic() < deadline:
+                await self._poll()
+                if self._unconfirmed:
+                    await asyncio.sleep(0.05)
+        except (RedisError, OSError) as error:
+            log.warning("Redis doesn't take the last usage events: %s", error)
         return not self._unconfirmed
 
     def close(self) -> None:

@@ -106,9 +106,7 @@ class Worker:
             say("draining")
             await service.drain(timeout_s=options.drain_s, at_once=self._at_once)
         server.close()
-        for task in (*tasks, ready):
-            task.cancel()
-        await asyncio.gather(*tasks, ready, return_exceptions=True)
+        await _end([*tasks, ready])
         await announcement.withdraw()
         await service.close_links(timeout_s=_HAND_OVER_S)
         if self._broken is None:
@@ -194,6 +192,15 @@ class Worker:
         while True:
             await asyncio.sleep(_LEFT_BEHIND_EVERY_S)
             outbox.settle_left_behind(self._options.home / "journal")
+
+
+async def _end(tasks: "list[asyncio.Task[None]]") -> None:
+    """Cancel until all have ended: up to Python 3.11 `wait_for`, which the Redis client awaits, can swallow a cancellation."""
+    pending = set(tasks)
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=0.5)
 
 
 def load(options: WorkerOptions) -> tuple[Engine, ModelCard]:

@@ -105,6 +105,9 @@ async def running_worker(
             raise AssertionError(f"the worker ended before it was ready: {worker.lines}")
         worker.address = await listening
         yield worker
+    except Exception as error:
+        error.add_note("the worker said:\n" + "\n".join(worker.lines))
+        raise
     finally:
         if proc.returncode is None:
             proc.kill()
