@@ -17,6 +17,9 @@ from numba.extending import intrinsic
 
 from kernels import caching, threads
 
+_FASTMATH = {"contract", "reassoc", "nsz"}
+"""Sums may be vectorised and products fused; infinities and NaNs keep their meaning."""
+
 ADDRESS = COUNT = ctypes.c_int64
 REAL = ctypes.c_float
 
@@ -34,7 +37,7 @@ class Kernel:
 
     def __init__(self, function: Callable[[Any], None], structure: type[ctypes.Structure]) -> None:
         record = numba.from_dtype(np.dtype(structure))
-        compiled = numba.cfunc(types.void(types.CPointer(record)), cache=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
+        compiled = numba.cfunc(types.void(types.CPointer(record)), cache=True, error_model="numpy", fastmath=_FASTMATH)
         self._entry = compiled(function)
         self._structure = structure
         self._address: int = self._entry.address
@@ -56,7 +59,17 @@ def kernel(structure: type[ctypes.Structure]) -> Callable[[Callable[[Any], None]
     return lambda function: Kernel(function, structure)
 
 
-@intrinsic
+def instruction(function: Callable[..., Any]) -> Any:
+    """A function that writes LLVM instructions where compiled code calls it."""
+    return intrinsic(function)
+
+
+def subroutine(function: Callable[..., Any]) -> Any:
+    """A compiled function that kernels call, kept out of line."""
+    return numba.njit(inline="never", error_model="numpy", fastmath=_FASTMATH)(function)
+
+
+@instruction
 def claim(_context: Any, pointer: Any) -> Any:
     """The number of the next piece of work, each handed out once."""
 
@@ -67,8 +80,13 @@ def claim(_context: Any, pointer: Any) -> Any:
     return types.int64(pointer), generate
 
 
-def _pointer_to(element: Any) -> Any:
-    @intrinsic
+_carray: Any = numba.carray
+
+
+def _array_of(element: Any) -> Any:
+    """A function from an address and a count to a dense array of that many elements there."""
+
+    @intrinsic  # type: ignore[untyped-decorator]
     def pointer(_context: Any, address: Any) -> Any:
         target = types.CPointer(element)
 
@@ -77,11 +95,17 @@ def _pointer_to(element: Any) -> Any:
 
         return target(types.int64), generate
 
-    return pointer
+    def array(address: int, count: int) -> Any:
+        return _carray(pointer(address), count)
+
+    return numba.njit(inline="always")(array)
 
 
-as_float32 = _pointer_to(types.float32)
-as_uint32 = _pointer_to(types.uint32)
-as_uint16 = _pointer_to(types.uint16)
-as_int32 = _pointer_to(types.int32)
-as_int64 = _pointer_to(types.int64)
+float32s, int32s, int64s = _array_of(types.float32), _array_of(types.int32), _array_of(types.int64)
+uint16s, uint32s = _array_of(types.uint16), _array_of(types.uint32)
+
+
+@numba.njit(inline="always")
+def fields(pointer: Any) -> Any:
+    """The arguments that a kernel's pointer points to."""
+    return _carray(pointer, 1)[0]

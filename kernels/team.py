@@ -7,6 +7,7 @@ several milliseconds a region.) Each region claims its pieces of work, so whoeve
 
 import platform
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,12 @@ FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine()) if sys.platform =
 _PAUSE = {"x86_64": "llvm.x86.sse2.pause"}.get(platform.machine())
 _FUTEX_WAIT_PRIVATE, _FUTEX_WAKE_PRIVATE = 128, 129
 
+
+def _instruction(function: Callable[..., Any]) -> Any:
+    """A function that writes LLVM instructions where compiled code calls it."""
+    return intrinsic(function)
+
+
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 _BYTES = ir.IntType(8).as_pointer()
 
@@ -36,7 +43,7 @@ def _word(b: ir.IRBuilder, state: Any, index: Any) -> Any:
     return b.gep(b.inttoptr(state, _I64.as_pointer()), [index])
 
 
-@intrinsic
+@_instruction
 def load_word(_context: Any, state: Any, index: Any) -> Any:
     def generate(_: Any, b: ir.IRBuilder, _signature: Any, values: Any) -> Any:
         return b.load_atomic(_word(b, *values), "seq_cst", 8)
@@ -44,7 +51,7 @@ def load_word(_context: Any, state: Any, index: Any) -> Any:
     return types.int64(types.int64, types.int64), generate
 
 
-@intrinsic
+@_instruction
 def store_word(_context: Any, state: Any, index: Any, value: Any) -> Any:
     def generate(context: Any, b: ir.IRBuilder, _signature: Any, values: Any) -> Any:
         b.store_atomic(values[2], _word(b, values[0], values[1]), "seq_cst", 8)
@@ -53,7 +60,7 @@ def store_word(_context: Any, state: Any, index: Any, value: Any) -> Any:
     return types.void(types.int64, types.int64, types.int64), generate
 
 
-@intrinsic
+@_instruction
 def add_word(_context: Any, state: Any, index: Any, value: Any) -> Any:
     def generate(_: Any, b: ir.IRBuilder, _signature: Any, values: Any) -> Any:
         return b.atomic_rmw("add", _word(b, values[0], values[1]), values[2], "seq_cst")
@@ -61,7 +68,7 @@ def add_word(_context: Any, state: Any, index: Any, value: Any) -> Any:
     return types.int64(types.int64, types.int64, types.int64), generate
 
 
-@intrinsic
+@_instruction
 def pause(_context: Any) -> Any:
     def generate(context: Any, b: ir.IRBuilder, _signature: Any, _values: Any) -> Any:
         if _PAUSE:
@@ -78,7 +85,7 @@ def _futex(b: ir.IRBuilder, word: Any, operation: int, value: Any) -> None:
     b.call(call, [_I64(FUTEX or 0), b.bitcast(word, _BYTES), _I32(operation), value, nothing, nothing, _I32(0)])
 
 
-@intrinsic
+@_instruction
 def sleep_while(_context: Any, state: Any, index: Any, value: Any) -> Any:
     """Sleep unless the word's low half already differs from value's; until woken, perhaps for no reason."""
 
@@ -89,7 +96,7 @@ def sleep_while(_context: Any, state: Any, index: Any, value: Any) -> Any:
     return types.void(types.int64, types.int64, types.int64), generate
 
 
-@intrinsic
+@_instruction
 def wake_all(_context: Any, state: Any, index: Any) -> Any:
     def generate(context: Any, b: ir.IRBuilder, _signature: Any, values: Any) -> Any:
         _futex(b, _word(b, *values), _FUTEX_WAKE_PRIVATE, _I32(np.iinfo(np.int32).max))
@@ -98,7 +105,7 @@ def wake_all(_context: Any, state: Any, index: Any) -> Any:
     return types.void(types.int64, types.int64), generate
 
 
-@intrinsic
+@_instruction
 def yield_core(_context: Any) -> Any:
     def generate(context: Any, b: ir.IRBuilder, _signature: Any, _values: Any) -> Any:
         b.call(cgutils.get_or_insert_function(b.module, ir.FunctionType(_I32, []), "sched_yield"), [])
@@ -107,7 +114,7 @@ def yield_core(_context: Any) -> Any:
     return types.void(), generate
 
 
-@intrinsic
+@_instruction
 def call(_context: Any, region: Any, arguments: Any) -> Any:
     def generate(context: Any, b: ir.IRBuilder, _signature: Any, values: Any) -> Any:
         function = ir.FunctionType(ir.VoidType(), [_BYTES]).as_pointer()

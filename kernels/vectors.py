@@ -9,7 +9,8 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
+
+from kernels.compiled import instruction
 
 LANES = 8
 PANEL = 16
@@ -81,7 +82,7 @@ def _fold(b: ir.IRBuilder, vector: Any, combine: Callable[[Any, Any], Any]) -> A
 
 
 def _tile(rows: int, load: Callable[[ir.IRBuilder, Any], Any], element: Any) -> Any:
-    @intrinsic
+    @instruction
     def tile(
         _context: Any,
         x: Any,
@@ -128,7 +129,7 @@ tile_1_bfloat16, tile_2_bfloat16, tile_3_bfloat16, tile_4_bfloat16, tile_5_bfloa
 )
 
 
-@intrinsic
+@instruction
 def row_maximum(_context: Any, row: Any, count: Any) -> Any:
     """The largest of `count` floats, count a multiple of 8 and not 0."""
 
@@ -143,7 +144,7 @@ def row_maximum(_context: Any, row: Any, count: Any) -> Any:
     return types.float32(types.int64, types.int64), generate
 
 
-@intrinsic
+@instruction
 def row_exponentials(_context: Any, row: Any, count: Any, maximum: Any) -> Any:
     """Replace `count` floats by e^(float - maximum) and return their sum; count a multiple of 8."""
 
@@ -161,7 +162,7 @@ def row_exponentials(_context: Any, row: Any, count: Any, maximum: Any) -> Any:
     return types.float32(types.int64, types.int64, types.float32), generate
 
 
-@intrinsic
+@instruction
 def row_silu_mul(_context: Any, gate: Any, up: Any, out: Any, count: Any) -> Any:
     """out = gate / (1 + e^-gate) · up over `count` floats, a multiple of 8."""
 
@@ -177,7 +178,7 @@ def row_silu_mul(_context: Any, gate: Any, up: Any, out: Any, count: Any) -> Any
 
 
 def _transpose(load: Callable[[ir.IRBuilder, Any], Any], element: Any) -> Any:
-    @intrinsic
+    @instruction
     def transpose(_context: Any, source: Any, source_stride: Any, out: Any, out_stride: Any) -> Any:
         def generate(context: Any, b: ir.IRBuilder, _signature: Any, values: Any) -> Any:
             source, source_stride, out, out_stride = values
@@ -209,3 +210,37 @@ def _transpose(load: Callable[[ir.IRBuilder, Any], Any], element: Any) -> Any:
 # An 8 × 8 block from lines `source_stride` elements apart to columns of a float32 matrix whose lines are `out_stride` apart.
 transpose_8 = _transpose(_load, _F32)
 transpose_8_bfloat16 = _transpose(_load_bfloat16, _I16)
+
+
+@instruction
+def prefetch(_context: Any, address: Any, count: Any) -> Any:
+    """Ask for `count` bytes to be brought into the caches."""
+
+    def generate(context: Any, b: ir.IRBuilder, _signature: Any, values: Any) -> Any:
+        address, count = values
+        byte = ir.IntType(8)
+        signature = ir.FunctionType(ir.VoidType(), [byte.as_pointer(), _I32, _I32, _I32])
+        fetch = cgutils.get_or_insert_function(b.module, signature, "llvm.prefetch.p0")
+        with cgutils.for_range_slice(b, _I64(0), count, _I64(64), _I64) as (offset, _):
+            b.call(fetch, [_at(b, address, offset, byte), _I32(0), _I32(3), _I32(1)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+def _widen(load: Callable[[ir.IRBuilder, Any], Any], element: Any) -> Any:
+    @instruction
+    def widen(_context: Any, source: Any, out: Any, count: Any) -> Any:
+        def generate(context: Any, b: ir.IRBuilder, _signature: Any, values: Any) -> Any:
+            source, out, count = values
+            with cgutils.for_range_slice(b, _I64(0), count, _I64(LANES), _I64) as (index, _):
+                _store(b, load(b, _at(b, source, index, element)), _at(b, out, index, _F32))
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64, types.int64), generate
+
+    return widen
+
+
+# `count` elements, a multiple of 8, to float32.
+widen, widen_bfloat16 = _widen(_load, _F32), _widen(_load_bfloat16, _I16)

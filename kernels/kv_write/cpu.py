@@ -1,11 +1,12 @@
 """Copies a head's K and V to its page; float32 is rounded to nearest even on its way into a bfloat16 cache."""
 
+from typing import Any
+
 import numpy as np
 import torch
-from numba import carray, njit
 from torch import Tensor
 
-from kernels.compiled import ADDRESS, COUNT, arguments, as_int64, as_uint16, as_uint32, claim, kernel
+from kernels.compiled import ADDRESS, COUNT, arguments, claim, fields, int64s, kernel, subroutine, uint16s, uint32s
 
 ALONE_BELOW = 32 * 1024
 """Elements; fewer take less time than it takes to share them out."""
@@ -32,18 +33,18 @@ _Arguments = arguments(
 )
 
 
-@njit  # type: ignore[untyped-decorator]
-def _copy(source, target, count, source_bytes, cache_bytes):  # type: ignore[no-untyped-def]
+@subroutine
+def _copy(source: Any, target: Any, count: Any, source_bytes: Any, cache_bytes: Any) -> None:
     if source_bytes == 2:
-        shorts, narrow = carray(as_uint16(source), count), carray(as_uint16(target), count)
+        shorts, narrow = uint16s(source, count), uint16s(target, count)
         for i in range(count):
             narrow[i] = shorts[i]
     elif cache_bytes == 4:
-        words, wide = carray(as_uint32(source), count), carray(as_uint32(target), count)
+        words, wide = uint32s(source, count), uint32s(target, count)
         for i in range(count):
             wide[i] = words[i]
     else:
-        words, narrow = carray(as_uint32(source), count), carray(as_uint16(target), count)
+        words, narrow = uint32s(source, count), uint16s(target, count)
         for i in range(count):
             bits = words[i]
             upper = np.uint32(bits >> np.uint32(16))
@@ -53,9 +54,9 @@ def _copy(source, target, count, source_bytes, cache_bytes):  # type: ignore[no-
 
 
 @kernel(_Arguments)
-def _kv_write(pointer):  # type: ignore[no-untyped-def]
-    a = carray(pointer, 1)[0]
-    slots = carray(as_int64(a.slots), a.tokens)
+def _kv_write(pointer: Any) -> None:
+    a = fields(pointer)
+    slots = int64s(a.slots, a.tokens)
     while True:
         first = claim(pointer) * 16
         if first >= a.tokens:

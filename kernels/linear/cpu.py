@@ -13,13 +13,14 @@ It wins everywhere, so there is no threshold and no second copy of the weights; 
 batch, a row's result has the same bits alone and in company.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
-from numba import carray, njit
 from torch import Tensor
 
 from kernels import vectors as v
-from kernels.compiled import ADDRESS, COUNT, arguments, as_float32, claim, kernel
+from kernels.compiled import ADDRESS, COUNT, arguments, claim, fields, float32s, kernel, subroutine
 from kernels.threads import team_size
 
 PANEL = v.PANEL
@@ -53,8 +54,8 @@ def pack_bias(bias: Tensor | None, weight: Tensor) -> Tensor:
     return packed
 
 
-@njit(inline="never")  # type: ignore[untyped-decorator]
-def _tile(rows, x, x_stride, panel, depth, bias, out, out_stride):  # type: ignore[no-untyped-def]
+@subroutine
+def _tile(rows: Any, x: Any, x_stride: Any, panel: Any, depth: Any, bias: Any, out: Any, out_stride: Any) -> None:
     if rows == 6:
         v.tile_6(x, x_stride, panel, 16, depth, bias, 0, out, out_stride)
     elif rows == 5:
@@ -69,8 +70,8 @@ def _tile(rows, x, x_stride, panel, depth, bias, out, out_stride):  # type: igno
         v.tile_1(x, x_stride, panel, 16, depth, bias, 0, out, out_stride)
 
 
-@njit(inline="never")  # type: ignore[untyped-decorator]
-def _tile_bfloat16(rows, x, x_stride, panel, depth, bias, out, out_stride):  # type: ignore[no-untyped-def]
+@subroutine
+def _tile_bfloat16(rows: Any, x: Any, x_stride: Any, panel: Any, depth: Any, bias: Any, out: Any, out_stride: Any) -> None:
     if rows == 6:
         v.tile_6_bfloat16(x, x_stride, panel, 16, depth, bias, 0, out, out_stride)
     elif rows == 5:
@@ -101,8 +102,8 @@ _Arguments = arguments(
 
 
 @kernel(_Arguments)
-def _linear(pointer):  # type: ignore[no-untyped-def]
-    a = carray(pointer, 1)[0]
+def _linear(pointer: Any) -> None:
+    a = fields(pointer)
     panels = (a.outputs + 15) // 16
     row_blocks = (a.rows + a.row_block - 1) // a.row_block
     panel_blocks = (panels + a.panel_block - 1) // a.panel_block
@@ -132,7 +133,7 @@ def _linear(pointer):  # type: ignore[no-untyped-def]
                     _tile_bfloat16(height, x, a.x_stride, weights, a.inputs, bias, out, out_stride)
                 if not inside:
                     for row in range(height):
-                        line = carray(as_float32(a.out + ((top + row) * a.outputs + panel * 16) * 4), 16)
+                        line = float32s(a.out + ((top + row) * a.outputs + panel * 16) * 4, 16)
                         for column in range(a.outputs - panel * 16):
                             line[column] = edge[row * 16 + column]
 

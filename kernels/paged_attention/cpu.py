@@ -5,13 +5,14 @@ positions that are multiples of 64; each page's keys are transposed into a scrat
 A row's result depends on its position and its cache alone, not on the chunk or the batch that brought it: decoding gives the bits that prefill gives.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
-from numba import carray, njit
 from torch import Tensor
 
 from kernels import vectors as vec
-from kernels.compiled import ADDRESS, COUNT, REAL, arguments, as_float32, as_int32, as_uint16, as_uint32, claim, kernel
+from kernels.compiled import ADDRESS, COUNT, REAL, arguments, claim, fields, float32s, int32s, kernel, subroutine, uint16s, uint32s
 from kernels.paged_attention import reference
 
 ROWS = 48
@@ -45,8 +46,10 @@ _Arguments = arguments(
 )
 
 
-@njit(inline="never")  # type: ignore[untyped-decorator]
-def _tile(rows, x, x_stride, panel, panel_stride, depth, start, start_stride, out, out_stride):  # type: ignore[no-untyped-def]
+@subroutine
+def _tile(
+    rows: Any, x: Any, x_stride: Any, panel: Any, panel_stride: Any, depth: Any, start: Any, start_stride: Any, out: Any, out_stride: Any
+) -> None:
     if rows == 6:
         vec.tile_6(x, x_stride, panel, panel_stride, depth, start, start_stride, out, out_stride)
     elif rows == 5:
@@ -61,30 +64,21 @@ def _tile(rows, x, x_stride, panel, panel_stride, depth, start, start_stride, ou
         vec.tile_1(x, x_stride, panel, panel_stride, depth, start, start_stride, out, out_stride)
 
 
-@njit(inline="never")  # type: ignore[untyped-decorator]
-def _tile_bfloat16(rows, x, x_stride, panel, panel_stride, depth, start, start_stride, out, out_stride):  # type: ignore[no-untyped-def]
-    if rows == 6:
-        vec.tile_6_bfloat16(x, x_stride, panel, panel_stride, depth, start, start_stride, out, out_stride)
-    elif rows == 5:
-        vec.tile_5_bfloat16(x, x_stride, panel, panel_stride, depth, start, start_stride, out, out_stride)
-    elif rows == 4:
-        vec.tile_4_bfloat16(x, x_stride, panel, panel_stride, depth, start, start_stride, out, out_stride)
-    elif rows == 3:
-        vec.tile_3_bfloat16(x, x_stride, panel, panel_stride, depth, start, start_stride, out, out_stride)
-    elif rows == 2:
-        vec.tile_2_bfloat16(x, x_stride, panel, panel_stride, depth, start, start_stride, out, out_stride)
-    else:
-        vec.tile_1_bfloat16(x, x_stride, panel, panel_stride, depth, start, start_stride, out, out_stride)
+@subroutine
+def _page(cache: Any, a: Any, table: Any, kv_head: Any, key: Any) -> Any:
+    """The address of one key or value: [head_size], the page's next ones behind it."""
+    block = np.int64(table[key // a.block_size])
+    return cache + ((block * a.kv_heads + kv_head) * a.block_size + key % a.block_size) * a.head_size * a.cache_bytes
 
 
-@njit(inline="never")  # type: ignore[untyped-decorator]
-def _transpose_keys(page, cache_bytes, head_size, count, panels, column):  # type: ignore[no-untyped-def]
+@subroutine
+def _transpose_keys(page: Any, cache_bytes: Any, head_size: Any, count: Any, panels: Any, column: Any) -> None:
     """`count` keys of a page to columns `column` … of panels of 16 keys, [head_size, 16] each."""
     key = 0
     while key < count:
         at = column + key
+        panel = panels + (at // 16 * head_size * 16 + at % 16) * 4
         if at % 8 == 0 and key + 8 <= count:
-            panel = panels + (at // 16 * head_size * 16 + at % 16) * 4
             for i in range(0, head_size, 8):
                 source = page + (key * head_size + i) * cache_bytes
                 if cache_bytes == 4:
@@ -93,131 +87,130 @@ def _transpose_keys(page, cache_bytes, head_size, count, panels, column):  # typ
                     vec.transpose_8_bfloat16(source, head_size, panel + i * 64, 16)
             key += 8
         else:
-            target = carray(as_uint32(panels + (at // 16 * head_size * 16 + at % 16) * 4), head_size * 16)
+            target = uint32s(panel, head_size * 16)
             if cache_bytes == 4:
-                words = carray(as_uint32(page + key * head_size * 4), head_size)
+                words = uint32s(page + key * head_size * 4, head_size)
                 for i in range(head_size):
                     target[i * 16] = words[i]
             else:
-                shorts = carray(as_uint16(page + key * head_size * 2), head_size)
+                shorts = uint16s(page + key * head_size * 2, head_size)
                 for i in range(head_size):
                     target[i * 16] = np.uint32(shorts[i]) << np.uint32(16)
             key += 1
 
 
-@njit(inline="never")  # type: ignore[untyped-decorator]
-def _attend(a, sequence, kv_head, first_token, tokens, queries, accumulated, scores, panels, limits, zeros):  # type: ignore[no-untyped-def]
-    """Tokens first_token … of one sequence's chunk, all heads of one KV head."""
-    group = a.heads // a.kv_heads
-    size = a.head_size
-    rows = tokens * group
-    starts = carray(as_int32(a.query_starts), a.sequences + 1)
-    chunk = starts[sequence + 1] - starts[sequence]
-    context = np.int64(carray(as_int32(a.context_lengths), a.sequences)[sequence])
-    table = carray(as_int32(a.block_tables + sequence * a.table_width * 4), a.table_width)
-    first_position = context - chunk + first_token
-    last_position = first_position + tokens - 1
-    lowest = max(0, first_position - a.window + 1)
-    q_base, out_base = a.q, a.out
-    first_row = starts[sequence] + first_token
-    maxima, totals = limits[:rows], limits[rows : 2 * rows]
+@subroutine
+def _gather(a: Any, table: Any, kv_head: Any, from_key: Any, to_key: Any, end: Any, panels: Any, lines: Any) -> None:
+    """Keys from_key … to_key - 1 to panels, by their place among the 64, and their values to lines, from the first; the next 64 are on their way."""
+    page_bytes = a.block_size * a.head_size * a.cache_bytes
+    key = from_key
+    while key < to_key:
+        count = min(a.block_size - key % a.block_size, to_key - key)
+        ahead = key - key % a.block_size + 64
+        if ahead < end:
+            vec.prefetch(_page(a.key_cache, a, table, kv_head, ahead), page_bytes)
+            vec.prefetch(_page(a.value_cache, a, table, kv_head, ahead), page_bytes)
+        _transpose_keys(_page(a.key_cache, a, table, kv_head, key), a.cache_bytes, a.head_size, count, panels, key % 64)
+        values, line = _page(a.value_cache, a, table, kv_head, key), lines + (key - from_key) * a.head_size * 4
+        if a.cache_bytes == 4:
+            vec.widen(values, line, count * a.head_size)
+        else:
+            vec.widen_bfloat16(values, line, count * a.head_size)
+        key += count
 
+
+@subroutine
+def _weigh(rows: Any, group: Any, first_position: Any, first_key: Any, window: Any, size: Any, scores: Any, sums: Any, limits: Any) -> None:
+    """Scores of 64 keys to weights, in place; each row's maximum, total and sums so far follow its new maximum."""
     for row in range(rows):
-        source = carray(as_float32(q_base + ((first_row + row // group) * a.q_stride + (kv_head * group + row % group) * size) * 4), size)
-        for i in range(size):
-            queries[row * size + i] = source[i] * a.scale
-            accumulated[row * size + i] = np.float32(0.0)
-        maxima[row] = np.float32(-1e30)
-        totals[row] = np.float32(0.0)
+        position = first_position + row // group
+        visible_from, visible_to = position - window + 1 - first_key, position + 1 - first_key
+        line = float32s(scores + row * 256, 64)
+        for key in range(min(np.int64(64), visible_from)):
+            line[key] = -np.inf
+        for key in range(max(np.int64(0), visible_to), 64):
+            line[key] = -np.inf
+        highest = max(limits[2 * row], vec.row_maximum(scores + row * 256, 64))
+        if highest > limits[2 * row]:
+            shrink = np.exp(np.float32(limits[2 * row] - highest))
+            limits[2 * row] = highest
+            limits[2 * row + 1] *= shrink
+            total = float32s(sums + row * size * 4, size)
+            for i in range(size):
+                total[i] *= shrink
+        limits[2 * row + 1] += vec.row_exponentials(scores + row * 256, 64, highest)
 
+
+@subroutine
+def _multiply(
+    rows: Any, x: Any, x_stride: Any, panel: Any, panel_stride: Any, depth: Any, start: Any, start_stride: Any, out: Any, out_stride: Any
+) -> None:
+    """One panel for all rows, in tiles as even as they go."""
     tiles = (rows + 5) // 6
-    q_at, s_at, o_at, p_at = queries.ctypes.data, scores.ctypes.data, accumulated.ctypes.data, panels.ctypes.data
-    page_elements = a.block_size * size
-    for first_key in range(lowest // 64 * 64, last_position + 1, 64):
-        from_key, to_key = max(lowest, first_key), min(last_position + 1, first_key + 64)
+    for tile in range(tiles):
+        top = rows * tile // tiles
+        height = rows * (tile + 1) // tiles - top
+        at, begin, end = x + top * x_stride * 4, start + top * start_stride * 4, out + top * out_stride * 4
+        _tile(height, at, x_stride, panel, panel_stride, depth, begin, start_stride, end, out_stride)
 
-        key = from_key
-        while key < to_key:
-            offset = key % a.block_size
-            count = min(a.block_size - offset, to_key - key)
-            page = (
-                a.key_cache
-                + ((np.int64(table[key // a.block_size]) * a.kv_heads + kv_head) * page_elements + offset * size) * a.cache_bytes
-            )
-            _transpose_keys(page, a.cache_bytes, size, count, p_at, key - first_key)
-            key += count
 
-        for panel in range((from_key - first_key) // 16, (to_key - first_key + 15) // 16):
-            for tile in range(tiles):
-                top = rows * tile // tiles
-                height = rows * (tile + 1) // tiles - top
-                _tile(
-                    height,
-                    q_at + top * size * 4,
-                    size,
-                    p_at + panel * size * 64,
-                    16,
-                    size,
-                    zeros.ctypes.data,
-                    0,
-                    s_at + (top * 64 + panel * 16) * 4,
-                    64,
-                )
+@subroutine
+def _attend(a: Any, sequence: Any, kv_head: Any, first_token: Any, tokens: Any, scratch: Any, limits: Any) -> None:
+    """Tokens first_token … of one sequence's chunk, all heads of one KV head."""
+    group, size = a.heads // a.kv_heads, a.head_size
+    rows = tokens * group
+    starts = int32s(a.query_starts, a.sequences + 1)
+    chunk = starts[sequence + 1] - starts[sequence]
+    context = np.int64(int32s(a.context_lengths, a.sequences)[sequence])
+    table = int32s(a.block_tables + sequence * a.table_width * 4, a.table_width)
+    first_position = context - chunk + first_token
+    end = first_position + tokens
+    lowest = max(np.int64(0), first_position - a.window + 1)
+    first_row = starts[sequence] + first_token
 
-        for row in range(rows):
-            position = first_position + row // group
-            visible_from = max(np.int64(0), position - a.window + 1 - first_key)
-            visible_to = min(np.int64(64), position + 1 - first_key)
-            line = scores[row * 64 : row * 64 + 64]
-            if visible_from > 0:
-                line[: min(visible_from, np.int64(64))] = -np.inf
-            if visible_to < 64:
-                line[max(visible_to, np.int64(0)) :] = -np.inf
-            line_at = s_at + row * 256
-            highest = max(maxima[row], vec.row_maximum(line_at, 64))
-            if highest > maxima[row]:
-                shrink = np.exp(np.float32(maxima[row] - highest))
-                maxima[row] = highest
-                totals[row] *= shrink
-                for i in range(row * size, row * size + size):
-                    accumulated[i] *= shrink
-            totals[row] += vec.row_exponentials(line_at, 64, highest)
-
-        key = from_key
-        while key < to_key:
-            offset = key % a.block_size
-            count = min(a.block_size - offset, to_key - key)
-            page = (
-                a.value_cache
-                + ((np.int64(table[key // a.block_size]) * a.kv_heads + kv_head) * page_elements + offset * size) * a.cache_bytes
-            )
-            for tile in range(tiles):
-                top = rows * tile // tiles
-                height = rows * (tile + 1) // tiles - top
-                weights = s_at + (top * 64 + key - first_key) * 4
-                for column in range(0, size, 16):
-                    sums = o_at + (top * size + column) * 4
-                    if a.cache_bytes == 4:
-                        _tile(height, weights, 64, page + column * 4, size, count, sums, size, sums, size)
-                    else:
-                        _tile_bfloat16(height, weights, 64, page + column * 2, size, count, sums, size, sums, size)
-            key += count
+    zeros = scratch
+    queries = zeros + 16 * 4
+    sums = queries + rows * size * 4
+    scores = sums + rows * size * 4
+    panels = scores + rows * 64 * 4
+    lines = panels + 64 * size * 4
 
     for row in range(rows):
-        target = carray(as_float32(out_base + ((first_row + row // group) * a.heads + kv_head * group + row % group) * size * 4), size)
-        part = np.float32(1.0) / totals[row]
+        token, head = first_row + row // group, kv_head * group + row % group
+        source = float32s(a.q + (token * a.q_stride + head * size) * 4, size)
+        query, total = float32s(queries + row * size * 4, size), float32s(sums + row * size * 4, size)
         for i in range(size):
-            target[i] = accumulated[row * size + i] * part
+            query[i] = source[i] * a.scale
+            total[i] = np.float32(0.0)
+        limits[2 * row] = np.float32(-1e30)
+        limits[2 * row + 1] = np.float32(0.0)
+
+    for first_key in range(lowest // 64 * 64, end, 64):
+        from_key, to_key = max(lowest, first_key), min(end, first_key + 64)
+        _gather(a, table, kv_head, from_key, to_key, end, panels, lines)
+        for panel in range((from_key - first_key) // 16, (to_key - first_key + 15) // 16):
+            _multiply(rows, queries, size, panels + panel * size * 64, 16, size, zeros, 0, scores + panel * 64, 64)
+        _weigh(rows, group, first_position, first_key, a.window, size, scores, sums, limits)
+        weights = scores + (from_key - first_key) * 4
+        for column in range(0, size, 16):
+            _multiply(rows, weights, 64, lines + column * 4, size, to_key - from_key, sums + column * 4, size, sums + column * 4, size)
+
+    for row in range(rows):
+        token, head = first_row + row // group, kv_head * group + row % group
+        target, total = float32s(a.out + (token * a.heads + head) * size * 4, size), float32s(sums + row * size * 4, size)
+        part = np.float32(1.0) / limits[2 * row + 1]
+        for i in range(size):
+            target[i] = total[i] * part
 
 
 @kernel(_Arguments)
-def _paged_attention(pointer):  # type: ignore[no-untyped-def]
-    a = carray(pointer, 1)[0]
-    starts = carray(as_int32(a.query_starts), a.sequences + 1)
+def _paged_attention(pointer: Any) -> None:
+    a = fields(pointer)
+    starts = int32s(a.query_starts, a.sequences + 1)
     rows = a.tokens_at_once * (a.heads // a.kv_heads)
-    queries, accumulated = np.empty(rows * a.head_size, np.float32), np.empty(rows * a.head_size, np.float32)
-    scores, panels = np.empty(rows * 64, np.float32), np.empty(64 * a.head_size, np.float32)
-    limits, zeros = np.empty(2 * rows, np.float32), np.zeros(16, np.float32)
+    scratch = np.empty(16 + rows * (2 * a.head_size + 64) + 128 * a.head_size, np.float32)
+    scratch[:16] = np.float32(0.0)
+    limits = np.empty(2 * rows, np.float32)
     sequence, passed = 0, 0  # pieces are claimed in order, so the sequence that a piece belongs to is found by walking on
     while True:
         piece = claim(pointer)
@@ -233,7 +226,7 @@ def _paged_attention(pointer):  # type: ignore[no-untyped-def]
         within = piece - passed
         first_token = within // a.kv_heads * a.tokens_at_once
         tokens = min(a.tokens_at_once, starts[sequence + 1] - starts[sequence] - first_token)
-        _attend(a, sequence, within % a.kv_heads, first_token, tokens, queries, accumulated, scores, panels, limits, zeros)
+        _attend(a, sequence, within % a.kv_heads, first_token, tokens, scratch.ctypes.data, limits)
 
 
 def paged_attention(

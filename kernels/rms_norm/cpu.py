@@ -1,11 +1,12 @@
 """One pass for the sum of squares, one to write; rows are shared out only when there is work for more than one thread."""
 
+from typing import Any
+
 import numpy as np
 import torch
-from numba import carray
 from torch import Tensor
 
-from kernels.compiled import ADDRESS, COUNT, REAL, arguments, as_float32, claim, kernel
+from kernels.compiled import ADDRESS, COUNT, REAL, arguments, claim, fields, float32s, kernel
 
 ROWS_AT_ONCE = 8
 ALONE_BELOW = 32 * 1024
@@ -31,19 +32,19 @@ _Arguments = arguments(
 
 
 @kernel(_Arguments)
-def _rms_norm(pointer):  # type: ignore[no-untyped-def]
-    a = carray(pointer, 1)[0]
-    weight = carray(as_float32(a.weight), a.hidden)
+def _rms_norm(pointer: Any) -> None:
+    a = fields(pointer)
+    weight = float32s(a.weight, a.hidden)
     while True:
         first = claim(pointer) * 8
         if first >= a.rows:
             break
         for row in range(first, min(a.rows, first + 8)):
-            x = carray(as_float32(a.x + row * a.x_stride * 4), a.hidden)
-            out = carray(as_float32(a.out + row * a.hidden * 4), a.hidden)
+            x = float32s(a.x + row * a.x_stride * 4, a.hidden)
+            out = float32s(a.out + row * a.hidden * 4, a.hidden)
             if a.residual != 0:
-                residual = carray(as_float32(a.residual + row * a.residual_stride * 4), a.hidden)
-                total = carray(as_float32(a.total + row * a.hidden * 4), a.hidden)
+                residual = float32s(a.residual + row * a.residual_stride * 4, a.hidden)
+                total = float32s(a.total + row * a.hidden * 4, a.hidden)
                 for i in range(a.hidden):
                     total[i] = x[i] + residual[i]
                 x = total

@@ -1,10 +1,11 @@
 """In place over rows of heads, wherever they lie."""
 
+from typing import Any
+
 import torch
-from numba import carray
 from torch import Tensor
 
-from kernels.compiled import ADDRESS, COUNT, arguments, as_float32, as_int64, claim, kernel
+from kernels.compiled import ADDRESS, COUNT, arguments, claim, fields, float32s, int64s, kernel
 
 ALONE_BELOW = 32 * 1024
 """Elements; fewer take less time than it takes to share them out."""
@@ -30,24 +31,24 @@ _Arguments = arguments(
 
 
 @kernel(_Arguments)
-def _rope(pointer):  # type: ignore[no-untyped-def]
-    a = carray(pointer, 1)[0]
-    positions = carray(as_int64(a.positions), a.tokens)
+def _rope(pointer: Any) -> None:
+    a = fields(pointer)
+    positions = int64s(a.positions, a.tokens)
     while True:
         first = claim(pointer) * 8
         if first >= a.tokens:
             break
         for token in range(first, min(a.tokens, first + 8)):
             angle = positions[token] * a.half * 4
-            cos = carray(as_float32(a.cos + angle), a.half)
-            sin = carray(as_float32(a.sin + angle), a.half)
+            cos = float32s(a.cos + angle, a.half)
+            sin = float32s(a.sin + angle, a.half)
             for head in range(a.heads + a.kv_heads):
                 if head < a.heads:
                     place = a.q + (token * a.q_stride + head * a.half * 2) * 4
                 else:
                     place = a.k + (token * a.k_stride + (head - a.heads) * a.half * 2) * 4
-                x = carray(as_float32(place), a.half)
-                y = carray(as_float32(place + a.half * 4), a.half)
+                x = float32s(place, a.half)
+                y = float32s(place + a.half * 4, a.half)
                 for i in range(a.half):
                     x_i, y_i = x[i], y[i]
                     x[i] = x_i * cos[i] - y_i * sin[i]

@@ -1,11 +1,12 @@
 """Eight elements at a time, with an exponential of our own: the C library's would be called once an element."""
 
+from typing import Any
+
 import numpy as np
 import torch
-from numba import carray
 from torch import Tensor
 
-from kernels.compiled import ADDRESS, COUNT, arguments, as_float32, claim, kernel
+from kernels.compiled import ADDRESS, COUNT, arguments, claim, fields, float32s, kernel
 from kernels.vectors import row_silu_mul
 
 ALONE_BELOW = 16 * 1024
@@ -20,8 +21,8 @@ _Arguments = arguments(gate_up=ADDRESS, stride=COUNT, out=ADDRESS, rows=COUNT, i
 
 
 @kernel(_Arguments)
-def _silu_mul(pointer):  # type: ignore[no-untyped-def]
-    a = carray(pointer, 1)[0]
+def _silu_mul(pointer: Any) -> None:
+    a = fields(pointer)
     whole = a.inner // 8 * 8
     left = a.inner - whole
     edge = np.zeros(16, np.float32)
@@ -34,8 +35,8 @@ def _silu_mul(pointer):  # type: ignore[no-untyped-def]
             up = gate + a.inner * 4
             row_silu_mul(gate, up, out, whole)
             if left > 0:
-                last_gate, last_up = carray(as_float32(gate + whole * 4), left), carray(as_float32(up + whole * 4), left)
-                last_out = carray(as_float32(out + whole * 4), left)
+                last_gate, last_up = float32s(gate + whole * 4, left), float32s(up + whole * 4, left)
+                last_out = float32s(out + whole * 4, left)
                 for i in range(left):
                     edge[i] = last_gate[i]
                     edge[8 + i] = last_up[i]
