@@ -1,0 +1,298 @@
+"""Whose tokens the next step computes.
+
+There are no prefill and decode phases: every sequence catches up to its known tokens under one token budget. First go those that need one token; then prompts,
+in chunks, and new requests, share by share in the order of inference.fairness within each tier. New ones come in only if nothing was preempted.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import defaultdict
+from math import ceil, floor
+from operator import attrgetter
+
+from inference.batching import RowTables
+from inference.blocks import BlockPool
+from inference.capacity import Capacity
+from inference.config import EngineConfig
+from inference.fairness import GENERATE_COST, PREFILL_COST, FairShares, Share
+from inference.prefix import PrefixIndex
+from inference.request import RUNNING, WAITING, Sequence
+
+_rank = attrgetter("rank")
+
+_TRIES = 8
+"""Waiting requests a step looks at in vain before it stops looking: bounds a step's time when a thousand shares wait."""
+
+Prefilling = dict[Share, list[Sequence]]
+
+
+def _cost(sequence: Sequence, count: int) -> int:
+    """What the next `count` tokens of a sequence cost its share."""
+    end = sequence.computed + count
+    new = max(0, min(end, sequence.prompt_length) - max(sequence.computed, sequence.request.prompt_covered))
+    return PREFILL_COST * new + (GENERATE_COST if end == sequence.length else 0)
+
+
+class Tier:
+    """One priority: its shares and their queues, each in order of arrival."""
+
+    def __init__(self, number: int, config: EngineConfig) -> None:
+        self.number = number
+        self.fair = FairShares(quantum=config.quantum, step_tokens=config.step_tokens)
+        self.queues: defaultdict[Share, list[Sequence]] = defaultdict(list)
+
+    def queue(self, sequence: Sequence) -> None:
+        insort(self.queues[sequence.share], sequence, key=_rank)
+        sequence.queued = True
+        self.fair.queue(sequence.share)
+
+    def unqueue(self, sequence: Sequence) -> None:
+        queue = self.queues[sequence.share]
+        del queue[bisect_left(queue, sequence.rank, key=_rank)]
+        if not queue:
+            del self.queues[sequence.share]
+        sequence.queued = False
+        self.fair.unqueue(sequence.share)
+
+    def oldest(self) -> Sequence | None:
+        return min((queue[0] for queue in self.queues.values()), key=lambda sequence: sequence.request.arrived_at, default=None)
+
+
+class Scheduler:
+    """Queues of the waiting, and each step's choice of work."""
+
+    def __init__(self, config: EngineConfig, pool: BlockPool, index: PrefixIndex, tables: RowTables) -> None:
+        self._config = config
+        self.capacity = Capacity(config, pool, index, tables, requeue=self.enqueue)
+        self.tiers: dict[int, Tier] = {}
+        self.admitted: list[Sequence] = []
+        """Who got in since the engine last looked."""
+        self._since_floor = 0
+        self._prompt_rows_left = 0
+        self._budget = 0
+
+    @property
+    def running(self) -> list[Sequence]:
+        return self.capacity.running
+
+    @property
+    def waiting(self) -> bool:
+        """Somebody waits who could run."""
+        return any(tier.queues for tier in self.tiers.values())
+
+    def tier(self, number: int) -> Tier:
+        tier = self.tiers.get(number)
+        if tier is None:
+            self.tiers[number] = tier = Tier(number, self._config)
+            self.tiers = dict(sorted(self.tiers.items()))
+        return tier
+
+    # --- the queues ------------------------------------------------------------------------------------------------------------
+
+    def enqueue(self, sequence: Sequence) -> None:
+        """Let a waiting sequence wait in its share's queue, unless its request is stalled: then it comes when that ends."""
+        assert sequence.state == WAITING
+        if not sequence.queued and not sequence.request.stalled:
+            sequence.request.tier.queue(sequence)
+
+    def dequeue(self, sequence: Sequence) -> None:
+        if sequence.queued:
+            sequence.request.tier.unqueue(sequence)
+
+    def end(self, sequence: Sequence, now: float) -> None:
+        """Take it from wherever it is, with all it holds. Safe to call again."""
+        self.dequeue(sequence)
+        self.capacity.release(sequence, now)
+
+    def admit(self, sequence: Sequence, now: float, *, may_preempt: bool) -> bool:
+        """Let a waiting sequence run, if it fits."""
+        if not self.capacity.admit(sequence, now, may_preempt=may_preempt):
+            return False
+        self.dequeue(sequence)
+        sequence.prefilling = True
+        sequence.request.tier.fair.prefill(sequence.share, +1)
+        self.admitted.append(sequence)
+        return True
+
+    # --- one step --------------------------------------------------------------------------------------------------------------
+
+    def schedule(self, now: float) -> list[Sequence]:
+        """The sequences of the next step, each with `scheduled` tokens. What may be generated by them is taken from `remaining`."""
+        self._budget = self._config.step_tokens
+        self._prompt_rows_left = self._config.prompt_logprob_rows
+        preempted_before = self.capacity.preempted
+        for tier in self.tiers.values():
+            tier.fair.set_ceilings()
+        work: list[Sequence] = []
+        withheld: list[Sequence] = []
+        prefilling = self._decode(work, withheld, now)
+        may_admit = self.capacity.preempted == preempted_before
+        self._prefill(prefilling, work, withheld, now, may_admit=may_admit)
+        if withheld and not any(sequence.scheduled for sequence in work):
+            self._run_withheld(withheld, work, now)
+        if self.capacity.preempted != preempted_before:
+            work = [sequence for sequence in work if sequence.scheduled]
+        for sequence in work:
+            if sequence.request.remaining <= 0 and len(sequence.request.sequences) > 1:
+                for other in sequence.request.sequences:
+                    self.dequeue(other)
+        return work
+
+    def _decode(self, work: list[Sequence], withheld: list[Sequence], now: float) -> dict[Tier, Prefilling]:
+        """Everyone who needs one token. Returns those who need more, by tier and share."""
+        capacity, budget, block_size = self.capacity, self._budget, self._config.block_size
+        prefilling: dict[Tier, Prefilling] = {}
+        order = list(capacity.running)
+        if len(order) > budget:
+            order.sort(key=lambda sequence: (sequence.request.tier.number, sequence.share.counter, sequence.rank))
+        for sequence in order:
+            request = sequence.request
+            if request.remaining <= 0 or request.paused or sequence.row < 0:
+                continue
+            share = sequence.share
+            if sequence.prefilling:
+                prefilling.setdefault(request.tier, {}).setdefault(share, []).append(sequence)
+                continue
+            if share.counter + share.token_step > share.ceiling:
+                withheld.append(sequence)
+                continue
+            if budget == 0:
+                continue
+            if sequence.computed >= len(sequence.table.blocks) * block_size and not capacity.grow(sequence, now):
+                continue
+            request.remaining -= 1
+            share.counter += share.token_step
+            sequence.scheduled = 1
+            budget -= 1
+            work.append(sequence)
+        self._budget = budget
+        return prefilling
+
+    def _prefill(
+        self, prefilling: dict[Tier, Prefilling], work: list[Sequence], withheld: list[Sequence], now: float, *, may_admit: bool
+    ) -> None:
+        tiers = list(self.tiers.values())
+        aged = self._aged(tiers, now) if may_admit and len(tiers) > 1 else None
+        if aged is not None:
+            aged.request.aged = True
+            if self.admit(aged, now, may_preempt=False):
+                self._since_floor = 0
+                prefilling.setdefault(aged.request.tier, {}).setdefault(aged.share, []).append(aged)
+            else:
+                may_admit = False  # what is freed next is for the one that has waited for so long
+        for position, tier in enumerate(tiers):
+            lower_work = any(prefilling.get(lower) for lower in tiers[position + 1 :])
+            reserve = max(1, floor(self._config.step_tokens * self._config.tiers.floor_part)) if lower_work else 0
+            may_admit = self._prefill_tier(tier, prefilling.get(tier, {}), work, withheld, now, may_admit=may_admit, reserve=reserve)
+
+    def _aged(self, tiers: list[Tier], now: float) -> Sequence | None:
+        """The oldest of a lower tier, if it has waited long enough and one of its kind is due."""
+        if self._since_floor < self._config.tiers.floor_every:
+            return None
+        oldest = min((one for tier in tiers[1:] if (one := tier.oldest())), key=lambda one: one.request.arrived_at, default=None)
+        return oldest if oldest is not None and now - oldest.request.arrived_at >= self._config.tiers.ageing_s else None
+
+    def _prefill_tier(
+        self,
+        tier: Tier,
+        prefilling: Prefilling,
+        work: list[Sequence],
+        withheld: list[Sequence],
+        now: float,
+        *,
+        may_admit: bool,
+        reserve: int,
+    ) -> bool:
+        """Chunks of prompts and new requests, by turns of the shares. False: somebody must wait for room, so nobody of lower rank may come in."""
+        fair = tier.fair
+        blocked: set[Share] = set()
+        admitting = may_admit
+
+        def can(share: Share) -> bool:
+            return bool(prefilling.get(share)) or (admitting and share.waiting > 0 and share not in blocked)
+
+        while self._budget > reserve:
+            share = fair.turn(can)
+            if share is None and blocked:
+                admitting = False  # what is freed is for the blocked, whose turn it is; prompts that have their blocks go on
+                share = fair.least_served(can)
+            elif share is None and fair.new_round(can):
+                continue
+            if share is None:
+                break
+            if prefilling.get(share):
+                sequence = prefilling[share].pop(0)
+            else:
+                sequence = tier.queues[share][0]
+                if sequence.request.stalled:  # another choice of it took the last of its allowance in this step
+                    self.dequeue(sequence)
+                    continue
+                preempted_before = self.capacity.preempted
+                if not self.admit(sequence, now, may_preempt=True):
+                    blocked.add(share)
+                    admitting = admitting and len(blocked) < _TRIES
+                    continue
+                self._since_floor += 1
+                if self.capacity.preempted != preempted_before:
+                    admitting = may_admit = False
+            if sequence.row < 0 or sequence.scheduled or sequence.request.stalled:
+                continue
+            if not self._chunk(sequence, self._budget - reserve, work):
+                withheld.append(sequence)
+        return may_admit and not blocked
+
+    def _chunk(self, sequence: Sequence, budget: int, work: list[Sequence], *, heed_ceiling: bool = True) -> bool:
+        """Give a sequence its part of the step. False: its share has got too far ahead."""
+        request, share = sequence.request, sequence.share
+        count = min(sequence.pending, self._config.prefill_chunk, budget)
+        if request.tells_prompt:
+            count = sequence.count_within_rows(count, self._prompt_rows_left)
+        if heed_ceiling and count and (over := _cost(sequence, count) - (share.ceiling - share.counter) * share.weight) > 0:
+            count -= ceil(over)
+            if count <= 0:
+                return False
+        if count <= 0:
+            return True  # this step's rows for prompt log-probabilities are used up
+        self._prompt_rows_left -= len(sequence.prompt_rows(count))
+        request.tier.fair.charge(share, _cost(sequence, count))
+        sequence.scheduled = count
+        self._budget -= count
+        if count == sequence.pending:
+            request.remaining -= 1
+            sequence.prefilling = False
+            request.tier.fair.prefill(share, -1)
+        work.append(sequence)
+        return True
+
+    def _run_withheld(self, withheld: list[Sequence], work: list[Sequence], now: float) -> None:
+        """Nobody else could run at all, so nobody is wronged."""
+        for sequence in withheld:
+            request = sequence.request
+            if self._budget == 0 or sequence.row < 0 or sequence.scheduled or request.stalled:
+                continue
+            if sequence.prefilling:
+                self._chunk(sequence, self._budget, work, heed_ceiling=False)
+            elif not self.capacity.full(sequence) or self.capacity.grow(sequence, now):
+                request.remaining -= 1
+                sequence.share.counter += sequence.share.token_step
+                sequence.scheduled = 1
+                self._budget -= 1
+                work.append(sequence)
+
+    def check(self) -> None:
+        """Raise AssertionError unless every invariant holds."""
+        running = self.capacity.running
+        assert running == sorted(running, key=_rank)
+        assert all(sequence.state == RUNNING and sequence.row >= 0 and not sequence.queued for sequence in running)
+        assert len({sequence.row for sequence in running}) == len(running)
+        assert len(running) + self.capacity.tables.unused == self._config.max_sequences
+        for tier in self.tiers.values():
+            tier.fair.check()
+            for share, queue in tier.queues.items():
+                assert queue == sorted(queue, key=_rank)
+                assert share.waiting == len(queue) > 0
+                assert all(one.state == WAITING and one.queued and not one.table.blocks and not one.request.stalled for one in queue)
+            for share in tier.fair.shares.values():
+                assert share.waiting == len(tier.queues.get(share, ()))
+                assert share.prefilling == sum(one.prefilling for one in running if one.share is share)
