@@ -1,5 +1,7 @@
 """Puts a decoder together from a checkpoint: what Llama, Mistral and the dense Qwens share."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -11,14 +13,24 @@ from inference.weights import BrokenCheckpoint, Checkpoint, UnsupportedCheckpoin
 from kernels.linear import PackedLinear
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What a model is built for."""
+
+    dtype: torch.dtype
+    device: torch.device
+    context_length: int
+    """Positions to prepare for."""
+    fingerprint: str
+
+
 class Loader:
     """Takes tensors out of a checkpoint for a device and type, checks their shapes, and knows what nobody has taken."""
 
-    def __init__(self, checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, checkpoint: Checkpoint, target: Target) -> None:
         self.checkpoint = checkpoint
         self.config = checkpoint.config
-        self.dtype = dtype
-        self.device = device
+        self.target = target
         self._left = set(checkpoint.tensors)
 
     def tensor(self, name: str, *shape: int) -> Tensor:
@@ -46,23 +58,20 @@ class Loader:
             )
 
     def _rows(self, names: list[str], sizes: list[int], rest: tuple[int, ...]) -> Tensor:
-        whole = torch.empty((sum(sizes), *rest), dtype=self.dtype)
+        whole = torch.empty((sum(sizes), *rest), dtype=self.target.dtype)
         for name, part in zip(names, whole.split_with_sizes(sizes), strict=True):
             shape = self.checkpoint.tensors.shape(name)
             if shape != tuple(part.shape):
                 raise BrokenCheckpoint(self.checkpoint.path, f"tensor {name} is {list(shape)}, the configuration says {list(part.shape)}")
             self.checkpoint.tensors.read_into(name, part)
             self._left.discard(name)
-        return whole.to(self.device)
+        return whole.to(self.target.device)
 
 
 def build_decoder(
     checkpoint: Checkpoint,
+    target: Target,
     *,
-    dtype: torch.dtype,
-    device: torch.device,
-    context_length: int,
-    fingerprint: str,
     qkv_bias: bool = False,
     output_bias: bool = False,
     mlp_bias: bool = False,
@@ -70,14 +79,14 @@ def build_decoder(
 ) -> Transformer:
     """A transformer with these differences from plain Llama. Raises WeightsError if the tensors don't fit the configuration."""
     config = checkpoint.config
-    loader = Loader(checkpoint, dtype=dtype, device=device)
+    loader = Loader(checkpoint, target)
     vectors = loader.tensor("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
     if config.tie_embeddings:
         loader.drop("lm_head.weight")
         head = PackedLinear.pack(vectors)
     else:
         head = PackedLinear.pack(loader.tensor("lm_head.weight", config.vocab_size, config.hidden_size))
-    rope = rope_tables(config, positions=context_length, device=device)
+    rope = rope_tables(config, positions=target.context_length, device=target.device)
     windows = list(dict.fromkeys(config.windows))
     layers = []
     for index, window in enumerate(config.windows):
@@ -104,13 +113,13 @@ def build_decoder(
         head=head,
         cache_groups=tuple(
             CacheGroup(
-                layers=config.windows.count(window), kv_heads=config.kv_heads, head_size=config.head_size, dtype=dtype, window=window
+                layers=config.windows.count(window), kv_heads=config.kv_heads, head_size=config.head_size, dtype=target.dtype, window=window
             )
             for window in windows
         ),
-        context_length=context_length,
+        context_length=target.context_length,
         eos_token_ids=checkpoint.eos_token_ids,
-        fingerprint=fingerprint,
+        fingerprint=target.fingerprint,
     )
 
 

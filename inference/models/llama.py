@@ -1,20 +1,15 @@
 """Llama: grouped-query attention, gated feed-forward, RMSNorm; biases only where the configuration asks for them."""
 
-import torch
-
-from inference.models.decoder import build_decoder
+from inference.models.decoder import Target, build_decoder
 from inference.models.transformer import Transformer
 from inference.weights import Checkpoint
 
 
-def build(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device, context_length: int, fingerprint: str) -> Transformer:
+def build(checkpoint: Checkpoint, target: Target) -> Transformer:
     """Raises WeightsError."""
     return build_decoder(
         checkpoint,
-        dtype=dtype,
-        device=device,
-        context_length=context_length,
-        fingerprint=fingerprint,
+        target,
         qkv_bias=checkpoint.config.attention_bias,
         output_bias=checkpoint.config.attention_bias,
         mlp_bias=checkpoint.config.mlp_bias,

@@ -8,10 +8,11 @@ import torch
 
 from inference.models import llama, mistral, qwen2, qwen3
 from inference.models.base import Model
+from inference.models.decoder import Target
 from inference.protocol.frames import ModelCard
 from inference.weights import BrokenCheckpoint, Checkpoint, UnsupportedCheckpoint, open_checkpoint
 
-BUILDERS: dict[str, Callable[..., Model]] = {
+BUILDERS: dict[str, Callable[[Checkpoint, Target], Model]] = {
     "llama": llama.build,
     "mistral": mistral.build,
     "qwen2": qwen2.build,
@@ -68,11 +69,11 @@ def load_model(
     outside = [each for each in checkpoint.eos_token_ids if each >= config.vocab_size]
     if outside:
         raise BrokenCheckpoint(checkpoint.path, f"end-of-sequence token {outside[0]} is outside the vocabulary of {config.vocab_size}")
-    model = BUILDERS[config.architecture](
-        checkpoint,
+    target = Target(
         dtype=PRECISIONS[precision],
         device=device,
         context_length=min(config.context_length, max_context or config.context_length),
         fingerprint=checkpoint.fingerprint(precision),
     )
+    model = BUILDERS[config.architecture](checkpoint, target)
     return LoadedModel(model, checkpoint, precision)

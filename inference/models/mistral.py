@@ -1,18 +1,10 @@
 """Mistral: Llama whose layers attend within a sliding window (which the configuration brings)."""
 
-import torch
-
-from inference.models.decoder import build_decoder
+from inference.models.decoder import Target, build_decoder
 from inference.models.transformer import Transformer
 from inference.weights import Checkpoint
 
 
-def build(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device, context_length: int, fingerprint: str) -> Transformer:
+def build(checkpoint: Checkpoint, target: Target) -> Transformer:
     """Raises WeightsError."""
-    return build_decoder(
-        checkpoint,
-        dtype=dtype,
-        device=device,
-        context_length=context_length,
-        fingerprint=fingerprint,
-    )
+    return build_decoder(checkpoint, target)

@@ -64,7 +64,7 @@ def _fifth_bits(blocks: Tensor, at: int) -> Tensor:
 
 
 def _q8_0(blocks: Tensor, out: Tensor) -> None:
-    torch.mul(blocks[:, 2:].view(torch.int8), _half(blocks, 0), out=out)
+    out.copy_(blocks[:, 2:].view(torch.int8)).mul_(_half(blocks, 0))
 
 
 def _q4_0(blocks: Tensor, out: Tensor) -> None:

@@ -107,21 +107,20 @@ class GGUFTokenizer:
                     "byte_fallback": False,
                     "ignore_merges": self._splitting.ignore_merges,
                     "vocab": vocabulary,
-                    "merges": self._pairs(vocabulary),
+                    "merges": self._checked_merges(vocabulary),
                 },
             },
             ensure_ascii=False,
             separators=(",", ":"),
         )
 
-    def _pairs(self, vocabulary: Mapping[str, int]) -> list[list[str]]:
-        pairs = []
+    def _checked_merges(self, vocabulary: Mapping[str, int]) -> list[str]:
+        """Pairs of tokens with a space between: byte-level tokens hold none themselves."""
         for merge in self._merges:
             left, _, right = merge.partition(" ")
             if left not in vocabulary or right not in vocabulary or left + right not in vocabulary:
                 raise BrokenCheckpoint(self._path, f"tokenizer.ggml.merges: {merge!r} isn't a merge of two tokens into a third")
-            pairs.append([left, right])
-        return pairs
+        return self._merges
 
     def _added(self, token_id: int) -> Step:
         return {

@@ -33,4 +33,4 @@ def test_greedy_tokens_are_the_references(tmp_path: Path, name: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == expected
-    assert len(set(expected)) > 2
+    assert len(set(expected)) > 1
