@@ -31,6 +31,7 @@ from inference.errors import EngineError
 from inference.journal import Journal, JournalError
 from inference.leases import Leases
 from inference.models import synthetic
+from inference.models.base import Model
 from inference.models.load import LoadedModel, load_model
 from inference.protocol.frames import PROTOCOL_VERSION, ModelCard, Welcome
 from inference.protocol.registry import Registration
@@ -208,6 +209,7 @@ def load(options: WorkerOptions) -> tuple[Engine, ModelCard]:
     started = time.monotonic()
     say(f"loading {options.model} ({options.precision})")
     loaded: synthetic.SyntheticModel | LoadedModel
+    model: Model
     if options.model.partition(":")[0] == synthetic.PREFIX:
         loaded = model = synthetic.SyntheticModel(synthetic.Script.parse(options.model))
     else:

@@ -87,8 +87,8 @@ class SyntheticModel:
     """A `Model` whose logits cost nothing. It keeps no K and V: the caches are there to be accounted for."""
 
     vocab_size = VOCAB_SIZE
-    eos_token_ids = (END_OF_TEXT, TURN_END)
-    cache_groups = (CacheGroup(layers=1, kv_heads=1, head_size=64, dtype=torch.float32),)
+    eos_token_ids: tuple[int, ...] = (END_OF_TEXT, TURN_END)
+    cache_groups: tuple[CacheGroup, ...] = (CacheGroup(layers=1, kv_heads=1, head_size=64, dtype=torch.float32),)
     device = torch.device("cpu")
 
     def __init__(self, script: Script) -> None:

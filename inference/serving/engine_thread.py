@@ -1,7 +1,6 @@
 """The engine's own thread. Commands go in by a queue, what each step gave comes out as one call on the event loop."""
 
 import asyncio
-import copy
 import logging
 import queue
 import threading
@@ -118,7 +117,7 @@ class EngineThread:
         return engine.step()
 
     def _ship(self, output: StepOutput | None, refused: list[tuple[str, RequestRejected]]) -> None:
-        counters = {} if output is None else {request_id: copy.copy(self._engine.counters(request_id)) for request_id in _running(output)}
+        counters = {} if output is None else {request_id: self._engine.counters(request_id) for request_id in _running(output)}
         self._undealt.acquire()
         self._loop.call_soon_threadsafe(self._deal, StepResult(output=output, counters=counters, refused=refused))
 
