@@ -15,12 +15,12 @@ Array = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
 
 
 class RowTables:
-    """One row for each running sequence: its block table, how far it is computed, and its latest token."""
+    """One row for each running sequence: its block table, how far it is computed, and the token that comes next."""
 
     def __init__(self, rows: int, *, widest: int) -> None:
         self.blocks: Array = np.zeros((rows, widest), dtype=np.int32)
         self.computed: np.ndarray[tuple[int], np.dtype[np.int64]] = np.zeros(rows, dtype=np.int64)
-        self.last_token: np.ndarray[tuple[int], np.dtype[np.int64]] = np.zeros(rows, dtype=np.int64)
+        self.next_token: np.ndarray[tuple[int], np.dtype[np.int64]] = np.zeros(rows, dtype=np.int64)
         self._unused = list(range(rows - 1, -1, -1))
 
     @property
@@ -65,13 +65,13 @@ class BatchBuilder:
         tokens, positions, slots = self._tokens[:total], self._positions[:total], self._slots[:total]
         computed = tables.computed[rows]
         if total == count:
-            tokens[:] = tables.last_token[rows]
+            tokens[:] = tables.next_token[rows]
             positions[:] = computed
             of_token = rows
         else:
             of_token = np.repeat(rows, counts)
             np.subtract(self._arange[:total], np.repeat(starts[:-1] - computed, counts), out=positions)
-            tokens[:] = tables.last_token[of_token]
+            tokens[:] = tables.next_token[of_token]
             for index in np.flatnonzero(counts > 1).tolist():
                 sequence = work[index]
                 tokens[starts[index] : starts[index + 1]] = sequence.tokens[sequence.computed : sequence.computed + sequence.scheduled]

@@ -41,7 +41,7 @@ class Capacity:
     # --- getting in ------------------------------------------------------------------------------------------------------------
 
     def admit(self, sequence: Sequence, now: float, *, may_preempt: bool) -> bool:
-        """Give a waiting sequence a row and blocks for all its known tokens. False: no room, and nothing changed but victims that gave way."""
+        """Give a waiting sequence a row, and blocks for all its known tokens. False: no room, and no block was taken."""
         found = self._reusable(sequence, now)
         if not self._fits(sequence, found):
             if not may_preempt or not self._make_room(sequence, found, now):
@@ -61,7 +61,7 @@ class Capacity:
         sequence.named = len(found)
         sequence.computed = len(found) * self._config.block_size
         self.tables.computed[sequence.row] = sequence.computed
-        self.tables.last_token[sequence.row] = sequence.tokens[sequence.length - 1]
+        self.tables.next_token[sequence.row] = sequence.tokens[sequence.computed]
         sequence.state = RUNNING
         insort(self.running, sequence, key=_rank)
         self._account_reused(sequence)
@@ -76,7 +76,10 @@ class Capacity:
         sequence.covered = max(sequence.covered, sequence.computed)
 
     def _reusable(self, sequence: Sequence, now: float) -> list[Block]:
-        """Blocks that hold its beginning: in its cache domain, or with another choice of the same request. The last known token is always computed."""
+        """Blocks that hold its beginning: in its cache domain, or with another choice of its request.
+
+        The last known token is always computed, so that there are logits to sample from.
+        """
         request = sequence.request
         limit = (sequence.length - 1) // self._config.block_size
         found: list[Block] = []

@@ -1,6 +1,7 @@
 """The engine: takes requests in, runs one step after another, gives tokens out.
 
-One thread owns it. Between steps it is told what to do (submit, allow, cancel, pause); `step` does what can be done now and says what came of it.
+One thread owns it. Between steps it is told what to do (submit, allow, cancel, pause); `step` does what can be done now and says what
+came of it.
 """
 
 from __future__ import annotations
@@ -175,9 +176,10 @@ class Engine:
         choice: int | None = None,
         delivered: dict[int, int] | None = None,
     ) -> None:
-        """End a request or one choice: its blocks are free when this returns, the Finish comes with the next step. An unknown one is ignored.
+        """End a request or one choice: its blocks are free when this returns, the Finish comes with the next step.
 
-        delivered: tokens of each choice that count; a running choice it doesn't name counts none. Without it all count.
+        An unknown request is ignored. delivered: tokens of each choice that count; a running choice it doesn't name counts none.
+        Without it all count.
         """
         request = self._requests.get(request_id)
         if request is None:
@@ -366,6 +368,8 @@ class Engine:
         sequence.computed = end
         sequence.scheduled = 0
         self._tables.computed[sequence.row] = end
+        if end < sequence.length:
+            self._tables.next_token[sequence.row] = sequence.tokens[end]
         self._totals.computed += count
         full = end // self.config.block_size
         if request.root is not None and full > sequence.named:
@@ -380,7 +384,7 @@ class Engine:
         request = sequence.request
         request_id = request.submit.request_id
         sequence.tokens[sequence.length] = token
-        self._tables.last_token[sequence.row] = token
+        self._tables.next_token[sequence.row] = token
         index = sequence.generated
         sequence.length += 1
         sequence.generated += 1
@@ -492,5 +496,5 @@ class Engine:
             blocks = [block.index for block in one.table.blocks]
             assert self._tables.blocks[one.row, : len(blocks)].tolist() == blocks
             assert self._tables.computed[one.row] == one.computed
-            assert self._tables.last_token[one.row] == one.tokens[one.length - 1]
+            assert self._tables.next_token[one.row] == one.tokens[one.computed]
             assert one.computed < one.length <= len(blocks) * self.config.block_size + 1

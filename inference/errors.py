@@ -1,7 +1,7 @@
 """What can go wrong in the engine.
 
 EngineError
-├── RequestRejected   this submit was refused and changed nothing; `code` as in protocol.frames.Reject, `retry_after_s` where trying again can help
+├── RequestRejected   a submit was refused; `code` as in protocol.frames.Reject; try again only where there is a `retry_after_s`
 ├── OutOfBlocks       the pool was asked for more than it has: a fault of the caller, who counts first
 └── ConfigError       the engine can't be built like this; names the setting
 """

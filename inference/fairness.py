@@ -1,12 +1,14 @@
 """Deficit round robin over weighted shares, in service received per weight.
 
-Every share of a tier has a counter: cost ÷ weight of what it was given (1 for each prompt token computed for the first time, 2 for each generated
-one, nothing for cached or recomputed ones). A round lifts `level` by quantum ÷ heaviest weight; a share may begin work while its counter
-lies under the level, so its deficit is (level − counter) × weight. It keeps its turn until the deficit is used up: requests that share a prefix come one after the other.
+Every share of a tier has a counter: what it was given ÷ its weight, at a cost of 1 for each prompt token computed for the first time,
+2 for each generated one, nothing for cached or recomputed ones. A round lifts `level` by quantum ÷ heaviest weight; a share may begin
+work while its counter lies under the level, so its deficit is (level − counter) × weight. It keeps its turn until the deficit is used
+up: requests that share a prefix come one after the other.
 
-Two shares that both have waiting work never part by more than H ÷ min(weight), H = quantum + 2 × step budget: the round robin alone keeps to it where
-capacity lets it, and where it doesn't (the leader's sequences hold all the blocks), `ceiling` stops the leader. Over any interval in which both are
-backlogged and can be served, |service_i/w_i − service_j/w_j| is therefore at most 2·H ÷ min(weight): `bound`.
+The counters of two shares that both have waiting work never part by more than H ÷ min(weight), H = quantum + 2 × step budget. The round
+robin alone keeps to it where capacity lets it; where it doesn't (the leader's sequences hold all the blocks), `ceiling` stops the
+leader. Over any interval in which both are backlogged and can be served, |service_i/w_i − service_j/w_j| is therefore at most
+2·H ÷ min(weight): `bound`.
 """
 
 from __future__ import annotations

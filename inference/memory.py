@@ -97,7 +97,7 @@ class CacheSize:
 
 
 def cache_size(config: EngineConfig, groups: Sequence[CacheGroup], device: torch.device) -> CacheSize:
-    """Blocks as configured, or as many as the configured or a modest part of the available memory holds. Raises ConfigError where not one fits."""
+    """Blocks as configured, or as many as the configured memory or a modest part of the available one holds. Or ConfigError."""
     block_bytes = sum(group.block_bytes(config.block_size) for group in groups)
     if config.blocks is not None:
         return CacheSize(blocks=config.blocks, block_size=config.block_size, block_bytes=block_bytes, why="as configured (blocks)")

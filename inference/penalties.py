@@ -50,8 +50,11 @@ class Penalties:
         return old
 
     def apply(self, logits: Tensor, rows: list[int]) -> Tensor:
-        """Penalised copy of logits [rows, vocab]. Repetition divides what is positive and multiplies what isn't, over prompt and generated tokens;
-        frequency and presence are subtracted, over generated ones."""
+        """Penalised copy of logits [rows, vocab].
+
+        Repetition divides what is positive and multiplies what isn't, for tokens of the prompt and generated ones. Frequency (times the
+        count) and presence are subtracted, for generated ones.
+        """
         slots = self._index(rows)
         counts = self._generated[slots]
         repetition, frequency, presence = self._strength[slots].unsqueeze(-1).unbind(1)

@@ -1,7 +1,8 @@
 """Counter-based random numbers: a draw depends on its counters and on nothing else, so on no batch and no history.
 
-(seed, choice, position) is mixed into a key of two 32-bit words (splitmix64), the key and a token id into 32 random bits (two rounds of the murmur3
-finaliser). `exponential` makes the draws of an exponential race of them: argmax over tokens of p / E is a sample of p, as with the Gumbel trick, at one logarithm a token.
+(seed, choice, position) is mixed into a key of two 32-bit words (splitmix64), the key and a token id into 32 random bits (two rounds of
+the murmur3 finaliser). `exponential` makes an exponential race's draws of them: the argmax over tokens of p / E is a sample of p. That is
+Gumbel-max, argmax(log p − log E), with one logarithm a token less.
 """
 
 import numpy as np

@@ -1,9 +1,11 @@
 """From a step's logits to its tokens, all rows at once.
 
-The order, for each row: penalties; logit bias; end tokens masked while `min_tokens` isn't reached; temperature; min_p; top_k; top_p over what top_k left.
-Tokens that tie with the last one kept are kept too. Log-probabilities are of the model's own distribution, before any of this.
+The order, for each row: penalties; logit bias; end tokens masked while `min_tokens` isn't reached; temperature; min_p; top_k; top_p over
+what top_k left. Tokens that tie with the last one kept are kept too. Log-probabilities are of the model's own distribution, before any
+of this, as OpenAI's are.
 
-Every row draws from a counter-based stream (inference.random_stream): a seeded one from (seed, choice), any other from a start drawn at its admission.
+Every row draws from a counter-based stream (inference.random_stream): a seeded one from (seed, choice), any other from a start drawn at
+its admission.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Whose tokens the next step computes.
 
-There are no prefill and decode phases: every sequence catches up to its known tokens under one token budget. First go those that need one token; then prompts,
-in chunks, and new requests, share by share in the order of inference.fairness within each tier. New ones come in only if nothing was preempted.
+There are no prefill and decode phases: every sequence catches up to its known tokens under one token budget. First go those that need one
+token; then prompts, in chunks, and new requests, share by share in the order of inference.fairness within each tier. New ones come in
+only if nothing was preempted.
 """
 
 from __future__ import annotations
@@ -204,7 +205,7 @@ class Scheduler:
         may_admit: bool,
         reserve: int,
     ) -> bool:
-        """Chunks of prompts and new requests, by turns of the shares. False: somebody must wait for room, so nobody of lower rank may come in."""
+        """Chunks of prompts and new requests, by turns of the shares. False: somebody waits for room, so no lower tier may come in."""
         fair = tier.fair
         blocked: set[Share] = set()
         admitting = may_admit

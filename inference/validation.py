@@ -91,7 +91,7 @@ def check_fits(prompt: int, max_tokens: int, *, context_length: int, blocks: int
         over = prompt - context_length + 1
         raise RequestRejected(
             "cannot_fit",
-            f"the prompt has {prompt} tokens and the model's context {context_length}, one of which must be left to generate: shorten by {over} tokens",
+            f"the prompt has {prompt} tokens, the model's context {context_length}, of which one must be left: shorten by {over} tokens",
             param="prompt",
         )
     limit = min(prompt + max_tokens, context_length)

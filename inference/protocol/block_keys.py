@@ -1,6 +1,6 @@
 """Names of cache blocks: a keyed SHA-256 chain. Pure, so that a gateway may predict what a worker has cached.
 
-A key covers everything that a block's content depends on: the secret, the model, the cache domain, the policy, and every token up to the block's
+A key covers everything that a block's content depends on: the model, the cache domain, the policy, and every token up to the block's
 end. Each field is written with its type and its length, so that no two different lists of fields give the same bytes.
 """
 
@@ -33,7 +33,7 @@ def root_key(secret: bytes, *, fingerprint: str, domain: bytes, policy: bytes = 
 
 
 def block_key(secret: bytes, parent: bytes, tokens: bytes, extras: Iterable[tuple[str, bytes]] = ()) -> bytes:
-    """Name of the block that holds `tokens` (as token_bytes gives them) behind `parent`; extras are (type, value) pairs, such as an image's hash."""
+    """Name of the block that holds `tokens` (as token_bytes gives them) behind `parent`. extras: (type, value), such as an image's hash."""
     message = _field(_PARENT, parent) + _field(_TOKENS, tokens)
     for kind, value in extras:
         message += _field(_EXTRA, _field(0, kind.encode()) + value)
