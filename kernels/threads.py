@@ -39,10 +39,10 @@ class Team:
         self._address: int = self._state.ctypes.data
         self._work = ctypes.CFUNCTYPE(None, ctypes.c_int64)(_work.address)
         self._run = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(_run.address)
-        self._threads = [
+        self.members = [
             threading.Thread(target=self._work, args=(self._address,), name=f"kernels-{i}", daemon=True) for i in range(workers)
         ]
-        for thread in self._threads:
+        for thread in self.members:
             thread.start()
 
     def run(self, region: int, arguments: int) -> None:
@@ -52,7 +52,7 @@ class Team:
         """Workers leave; nothing may be running."""
         self._state[team.STOP] = 1
         self._run(self._address, _nothing.address, 0)
-        for thread in self._threads:
+        for thread in self.members:
             thread.join()
 
 

@@ -1,0 +1,3 @@
+"""Launch sizes. Not yet measured on a GPU: a head is 64 to 256 elements."""
+
+WARPS = 1
