@@ -10,7 +10,7 @@ from gateway.api.errors import ApiError
 from gateway.api.feed import Arrival, Feed
 from gateway.api.sse import DONE, EventStream
 from gateway.api.usage import Usage, usage_of
-from gateway.events import ChoiceFinished, Delta, Failed, Finished, FinishCause, PromptScored, Started, StopReason, TokenLogprob
+from gateway.events import ChoiceFinished, Delta, Failed, FinishCause, Finished, PromptScored, Started, StopReason, TokenLogprob
 from inference.protocol.usage import Counters
 
 
@@ -94,7 +94,7 @@ async def stream(connection: Connection, feed: Feed, shape: Shape, *, per_prompt
     counters: list[Counters] = []
     pending = shape.opening()
     async with EventStream(connection, limits.headers(feed.limits)) as out:
-        while not connection.gone and (arrivals := await feed.batch()):
+        while arrivals := await feed.batch():
             batch = _Batch(shape, per_prompt)
             for arrival in arrivals:
                 batch.read(arrival)

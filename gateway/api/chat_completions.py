@@ -16,7 +16,7 @@ from gateway.api.errors import ApiError
 from gateway.api.feed import Feed
 from gateway.api.logprobs import ChatLogprobs, chat_logprobs
 from gateway.api.messages import Message, plain_messages
-from gateway.api.parameters import GenerationBody
+from gateway.api.parameters import AskedLimit, GenerationBody
 from gateway.api.usage import Usage
 from gateway.events import FinishCause, GenerationRequest, StopReason, TokenLogprob
 from gateway.text import PromptRefused
@@ -147,13 +147,12 @@ class ChatShape:
         )
 
 
-def _output_limit(body: ChatBody) -> tuple[int | None, str]:
-    """The tokens asked for, and the field that asked."""
+def _asked_limit(body: ChatBody) -> AskedLimit:
     if body.max_completion_tokens is None:
-        return body.max_tokens, "max_tokens"
+        return AskedLimit(tokens=body.max_tokens, param="max_tokens", prompt_param="messages")
     if body.max_tokens is not None and body.max_tokens != body.max_completion_tokens:
         raise invalid("max_tokens", "it differs from max_completion_tokens; send one of them.")
-    return body.max_completion_tokens, "max_completion_tokens"
+    return AskedLimit(tokens=body.max_completion_tokens, param="max_completion_tokens", prompt_param="messages")
 
 
 def _top_logprobs(body: ChatBody) -> int | None:
@@ -173,21 +172,19 @@ async def chat_completions(connection: Connection, service: generation.Generatio
     stop = parameters.stop_strings(body)
     top_logprobs = _top_logprobs(body)
     messages = plain_messages(body.messages)
-    asked, asked_by = _output_limit(body)
+    asked = _asked_limit(body)
     try:
         prompt = await service.tokenizer(card.name).encode_chat(messages)
     except PromptRefused as error:
         raise ApiError(str(error), param="messages", code="invalid_value") from error
-    max_tokens = parameters.token_limit(card, len(prompt), asked=asked, param=asked_by, prompt_param="messages")
+    max_tokens = parameters.token_limit(card, len(prompt), asked)
     request = GenerationRequest(
         digest=connection.digest(),
         request_id=connection.internal_id,
         endpoint=ENDPOINT,
         model=card.name,
         prompt=prompt,
-        sampling=parameters.sampling(
-            body, card, max_tokens=max_tokens, max_choices=service.max_choices(card.name), logprobs=top_logprobs
-        ),
+        sampling=parameters.sampling(body, card, max_tokens=max_tokens, max_choices=service.max_choices(card.name), logprobs=top_logprobs),
         stop=stop,
         include_stop=bool(body.include_stop_str_in_output),
     )

@@ -15,7 +15,7 @@ from gateway.api.endpoint import fingerprint, read_body, served
 from gateway.api.errors import ApiError
 from gateway.api.feed import Feed
 from gateway.api.logprobs import CompletionLogprobs, CompletionScribe, join
-from gateway.api.parameters import GenerationBody
+from gateway.api.parameters import AskedLimit, GenerationBody
 from gateway.api.usage import Usage
 from gateway.events import FinishCause, GenerationRequest, StopReason, TokenLogprob
 from gateway.text import PromptRefused, Tokenizer
@@ -227,7 +227,9 @@ async def completions(connection: Connection, service: generation.Generations) -
     for place, prompt in enumerate(prompts):
         name = "prompt" if len(prompts) == 1 else f"prompt[{place}]"
         max_tokens = parameters.token_limit(
-            card, len(prompt.tokens), asked=body.max_tokens, param="max_tokens", prompt_param=name, default=DEFAULT_MAX_TOKENS
+            card,
+            len(prompt.tokens),
+            AskedLimit(tokens=body.max_tokens, param="max_tokens", prompt_param=name, default=DEFAULT_MAX_TOKENS),
         )
         requests.append(
             GenerationRequest(

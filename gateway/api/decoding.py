@@ -65,7 +65,7 @@ def _where(body: bytes, message: str) -> str:
 
 def _wrong_field(message: str) -> ApiError:
     at = _AT.search(message)
-    path = at[1].lstrip(".") if at else ""
+    path = at[1].lstrip(".").removesuffix("[...]") if at else ""
     what = message[: at.start()] if at else message
     if unknown := _UNKNOWN.match(what):
         param = _joined(path, unknown[1][:200])
@@ -77,7 +77,9 @@ def _wrong_field(message: str) -> ApiError:
         return ApiError(f"The JSON body of your request has to be an object. {what}.", code="invalid_json")
     if reason := _reason(path):
         return ApiError(f"Unsupported value for '{path}': {reason}", param=path, code="unsupported_parameter")
-    return ApiError(f"Invalid value for '{path}': {what}.", param=path, code="invalid_type" if what.startswith("Expected") else "invalid_value")
+    return ApiError(
+        f"Invalid value for '{path}': {what}.", param=path, code="invalid_type" if what.startswith("Expected") else "invalid_value"
+    )
 
 
 def _joined(path: str, name: str) -> str:

@@ -1,5 +1,6 @@
 """What chat and plain completions have in common: the fields of a body, and their checks."""
 
+from dataclasses import dataclass
 from typing import Literal
 
 from msgspec import Struct
@@ -128,27 +129,37 @@ def stop_strings(body: GenerationBody) -> tuple[str, ...]:
     return stops
 
 
-def token_limit(card: ModelCard, prompt_tokens: int, *, asked: int | None, param: str, prompt_param: str, default: int | None = None) -> int:
-    """How many tokens a choice may have. What wasn't asked for is `default`, or all that fits. Raises ApiError with the figures."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedLimit:
+    """The output tokens that a body asks for, and the names of the fields for messages."""
+
+    tokens: int | None
+    param: str
+    prompt_param: str
+    default: int | None = None
+    """What not asking means; None: all that fits."""
+
+
+def token_limit(card: ModelCard, prompt_tokens: int, asked: AskedLimit) -> int:
+    """How many tokens each choice may have. Raises ApiError with the figures."""
     fits = card.max_prompt_tokens + 1
     if prompt_tokens > card.max_prompt_tokens:
         raise context_length_exceeded(
-            f"This model's maximum context length is {fits} tokens. However, your prompt has {prompt_tokens} tokens, which leaves no room for "
-            "an answer.",
-            prompt_param,
+            f"This model's maximum context length is {fits} tokens. Your prompt has {prompt_tokens} tokens, and an answer needs room.",
+            asked.prompt_param,
         )
     room = fits - prompt_tokens
-    if asked is None:
-        return room if default is None else min(default, room)
-    if asked < 1:
-        raise invalid(param, f"expected a whole number of at least 1, got {_short(asked)}.")
-    if asked > room:
+    if asked.tokens is None:
+        return room if asked.default is None else min(asked.default, room)
+    if asked.tokens < 1:
+        raise invalid(asked.param, f"expected a whole number of at least 1, got {_short(asked.tokens)}.")
+    if asked.tokens > room:
         raise context_length_exceeded(
-            f"This model's maximum context length is {fits} tokens. However, you requested {prompt_tokens + asked if asked < 10**18 else 'far more'} "
-            f"tokens ({prompt_tokens} in the prompt, {_short(asked)} for the completion).",
-            param,
+            f"This model's maximum context length is {fits} tokens. You requested {_short(prompt_tokens + asked.tokens)} tokens "
+            f"({prompt_tokens} in the prompt, {_short(asked.tokens)} for the completion).",
+            asked.param,
         )
-    return asked
+    return asked.tokens
 
 
 def check_token_ids(tokens: list[int], name: str, card: ModelCard) -> None:

@@ -14,7 +14,7 @@ from gateway.text.vocabulary import read_tokenizer_file, token_bytes_of
 from inference.protocol.frames import ModelCard
 
 INLINE_CHARACTERS = 1_000
-"""Up to here a text is tokenised where it is: about 0.6 ms at most. The library tokenises without the GIL, so a longer one leaves the loop."""
+"""Up to here a text is tokenised where it is: about 0.6 ms at most. A longer one goes to a thread; the library holds no GIL there."""
 
 _THREADS = 4
 _threads = ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="text")

@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 
 from gateway import generation
 from gateway.admission.outcomes import Caller, LimitState, Refused
@@ -18,12 +18,10 @@ DIGEST = hashlib.sha256(KEY.encode()).hexdigest()
 NO_LIMITS = LimitState(
     limit_requests=None, remaining_requests=None, reset_requests_s=None, limit_tokens=None, remaining_tokens=None, reset_tokens_s=None
 )
-CALLER = Caller(
-    key_id="k", project_id="p", tenant_id="t", share="s", weight=1.0, tier=0, cache_domain=None, allowed_models=frozenset()
-)
+CALLER = Caller(key_id="k", project_id="p", tenant_id="t", share="s", weight=1.0, tier=0, cache_domain=None, allowed_models=frozenset())
 BAD_KEY = Refused(code="invalid_api_key", message="Incorrect API key provided.")
 
-Script = Callable[[GenerationRequest, Tokenizer], Iterable[Event | Awaitable[None]]]
+Script = Callable[[GenerationRequest, Tokenizer], Iterable[Event | asyncio.Event]]
 
 
 def says(text: str, *, cached: int = 0) -> Script:
@@ -77,9 +75,9 @@ def scored(tokenizer: Tokenizer, token: int) -> TokenLogprob:
 
 
 class ScriptedGeneration:
-    """Follows its script; an awaitable in it is waited for. An abort ends it with Failed, as the real one does."""
+    """Follows its script; an asyncio.Event in it is waited for. An abort ends it with Failed, as the real one does."""
 
-    def __init__(self, steps: Iterable[Event | Awaitable[None]], limits: LimitState) -> None:
+    def __init__(self, steps: Iterable[Event | asyncio.Event], limits: LimitState) -> None:
         self._steps = steps
         self.limits = limits
         self.aborted = asyncio.Event()
@@ -87,13 +85,14 @@ class ScriptedGeneration:
 
     async def events(self) -> AsyncIterator[Event]:
         for step in self._steps:
-            if not isinstance(step, Event):
-                aborted = asyncio.ensure_future(self.aborted.wait())
-                await asyncio.wait({asyncio.ensure_future(step), aborted}, return_when=asyncio.FIRST_COMPLETED)
-                aborted.cancel()
+            if isinstance(step, asyncio.Event):
+                waits = [asyncio.ensure_future(event.wait()) for event in (step, self.aborted)]
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                for wait in waits:
+                    wait.cancel()
             if self.aborted.is_set():
                 break
-            if isinstance(step, Event):
+            if not isinstance(step, asyncio.Event):
                 self.ended = isinstance(step, Finished | Failed)
                 yield step
         if not self.ended:
