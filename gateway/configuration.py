@@ -7,6 +7,9 @@
 | PORT, WEB, WORKERS | where the gateway listens, how many web and worker processes |
 | MODEL, PRECISION | what the workers serve |
 | LOCKGATE_SECRET_KEY | at least 32 characters; made and kept in LOCKGATE_HOME when absent |
+| LOCKGATE_WORKER_SECRET_FILE | file with the secret (32 bytes or more) that is shared with workers reached by TCP |
+| LOCKGATE_METRICS_TOKEN | what Prometheus presents at /metrics; made and kept in LOCKGATE_HOME/metrics.token when absent |
+| LOCKGATE_METRICS_PUBLIC | 1: /metrics asks for no token |
 | LOCKGATE_ALLOWED_HOSTS, LOCKGATE_DEBUG | Django's ALLOWED_HOSTS (comma separated), DEBUG |
 """
 
@@ -37,6 +40,9 @@ class Configuration:
     port: int
     allowed_hosts: tuple[str, ...]
     debug: bool
+    worker_secret: bytes | None
+    metrics_token: str | None
+    metrics_public: bool
 
     @property
     def services_file(self) -> Path:
@@ -92,6 +98,19 @@ def _secret_key(home: Path, environ: Mapping[str, str]) -> str:
         raise ConfigurationError(f"LOCKGATE_HOME: {path} can't be read by this user") from error
 
 
+def _worker_secret(environ: Mapping[str, str]) -> bytes | None:
+    name = environ.get("LOCKGATE_WORKER_SECRET_FILE")
+    if not name:
+        return None
+    try:
+        secret = Path(name).read_bytes().strip()
+    except OSError as error:
+        raise ConfigurationError(f"LOCKGATE_WORKER_SECRET_FILE: {name} can't be read ({error.strerror})") from error
+    if len(secret) < 32:
+        raise ConfigurationError(f"LOCKGATE_WORKER_SECRET_FILE: {name} has {len(secret)} bytes, at least 32 are needed")
+    return secret
+
+
 def integer(name: str, text: str, *, low: int, high: int) -> int:
     """The variable's value as an integer within bounds, or an error that names the variable."""
     try:
@@ -120,4 +139,7 @@ def read(environ: Mapping[str, str] = os.environ) -> Configuration:
         port=integer("PORT", known("PORT", "port") or "8000", low=1, high=65535),
         allowed_hosts=tuple(h for h in environ.get("LOCKGATE_ALLOWED_HOSTS", "127.0.0.1,localhost,[::1]").split(",") if h),
         debug=environ.get("LOCKGATE_DEBUG", "") == "1",
+        worker_secret=_worker_secret(environ),
+        metrics_token=environ.get("LOCKGATE_METRICS_TOKEN") or None,
+        metrics_public=environ.get("LOCKGATE_METRICS_PUBLIC", "") == "1",
     )
