@@ -27,7 +27,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from inference.engine import Engine
-from inference.errors import EngineError
+from inference.errors import ConfigError, EngineError
 from inference.journal import Journal, JournalError
 from inference.leases import Leases
 from inference.models import synthetic
@@ -195,6 +195,17 @@ class Worker:
             outbox.settle_left_behind(self._options.home / "journal")
 
 
+def check_home(home: Path) -> None:
+    """Before the model loads, not after. Raises ConfigError when the journal can't be kept there."""
+    folder = home / "journal"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--home: {folder}: {error.strerror}") from error
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"--home: {folder} can't be written by this user")
+
+
 async def _end(tasks: "list[asyncio.Task[None]]") -> None:
     """Cancel until all have ended: up to Python 3.11 `wait_for`, which the Redis client awaits, can swallow a cancellation."""
     pending = set(tasks)
@@ -227,6 +238,7 @@ def main() -> int:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     try:
         options = parse()
+        check_home(options.home)
         threads.configure(options.threads or os.cpu_count() or 1)
         engine, card = load(options)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

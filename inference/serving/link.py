@@ -114,7 +114,7 @@ class Link(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
+        self._transport.set_write_buffer_limits(high=min(_HIGH_WATER_BYTES, self._terms.outbound_bytes // 2))
         self._transport.write(encode(Challenge(nonce=self._nonce)))
         self._greeting = asyncio.get_running_loop().call_later(_GREETING_S, self.abort, "no greeting")
 

@@ -12,6 +12,7 @@ from inference.journal import Journal, left_behind
 from inference.protocol.registry import USAGE_STREAM, committed_key
 from inference.protocol.usage import Counters, FinishReason, UsageEvent
 from inference.usage import UsageOutbox
+from tests.inference.worker_process import eventually
 
 
 def finished(journal: Journal, request_id: str = "r1") -> UsageEvent:
@@ -24,10 +25,16 @@ async def in_stream(redis: Redis) -> list[UsageEvent]:
 
 async def appended(redis: Redis, count: int) -> list[UsageEvent]:
     """The stream once it has so many entries."""
-    async with asyncio.timeout(20):
-        while len(events := await in_stream(redis)) < count:
-            pass
-    return events
+
+    async def enough() -> list[UsageEvent] | None:
+        events = await in_stream(redis)
+        return events if len(events) >= count else None
+
+    return await eventually(enough)
+
+
+async def confirmed(outbox: UsageOutbox) -> bool:
+    return not outbox.unconfirmed
 
 
 @asynccontextmanager
@@ -49,9 +56,7 @@ async def test_event_comes_again_until_it_is_committed_and_then_leaves_the_journ
         assert set(map(repr, await appended(redis, 3))) == {repr(event)}
         assert journal.in_use == 1
         await redis.sadd(committed_key("e1"), str(event.sequence))
-        async with asyncio.timeout(20):
-            while outbox.unconfirmed:
-                await redis.ping()
+        await eventually(lambda: confirmed(outbox))
     assert journal.in_use == 0
     assert await redis.scard(committed_key("e1")) == 0
     outbox.close()
@@ -64,9 +69,12 @@ async def test_confirmation_of_an_unknown_event_is_taken_out_and_ignored(redis: 
     event = finished(journal)
     outbox.publish(event)
     await redis.sadd(committed_key("e1"), "77")
-    async with running(outbox), asyncio.timeout(20):
-        while await redis.exists(committed_key("e1")):
-            pass
+
+    async def taken_out() -> bool:
+        return not await redis.exists(committed_key("e1"))
+
+    async with running(outbox):
+        await eventually(taken_out)
     assert list(journal.pending()) == [event]
     outbox.close()
 
@@ -83,9 +91,7 @@ async def test_journals_of_dead_processes_are_settled_and_deleted_once_committed
         assert (event.worker, event.epoch, event.request_id, event.reason) == ("w0", "e0", "r1", FinishReason.CRASH)
         assert event.counters.billed_tokens == 3
         await redis.sadd(committed_key("e0"), str(event.sequence))
-        async with asyncio.timeout(20):
-            while outbox.unconfirmed:
-                await redis.ping()
+        await eventually(lambda: confirmed(outbox))
     assert not dead.path.exists()
     assert journal.path.exists()
     outbox.close()

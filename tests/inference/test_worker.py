@@ -27,7 +27,7 @@ from inference.protocol.frames import (
 )
 from inference.protocol.registry import USAGE_STREAM, WORKERS_KEY, Registration, worker_key
 from inference.protocol.usage import FinishReason, UsageEvent
-from tests.inference.worker_process import GatewayEnd, WorkerProcess, connect, expected, linked, running_worker, submit
+from tests.inference.worker_process import GatewayEnd, WorkerProcess, connect, eventually, expected, linked, running_worker, submit
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -57,12 +57,12 @@ async def gateway(worker: WorkerProcess) -> AsyncIterator[GatewayEnd]:
 
 async def usage_of(client: Redis, request_id: str) -> UsageEvent:
     """The request's event, once it is in the stream."""
-    async with asyncio.timeout(20):
-        while True:
-            for _, entry in await client.xrange(USAGE_STREAM):
-                event = msgpack.decode(entry[b"event"], type=UsageEvent)
-                if event.request_id == request_id:
-                    return event
+
+    async def found() -> UsageEvent | None:
+        events = [msgpack.decode(entry[b"event"], type=UsageEvent) for _, entry in await client.xrange(USAGE_STREAM)]
+        return next((event for event in events if event.request_id == request_id), None)
+
+    return await eventually(found)
 
 
 async def is_closed(reader: asyncio.StreamReader) -> bool:
@@ -97,9 +97,7 @@ async def test_every_choice_is_streamed(worker: WorkerProcess, gateway: GatewayE
 
 
 async def test_worker_is_registered_with_its_address_and_load(worker: WorkerProcess, client: Redis) -> None:
-    async with asyncio.timeout(20):  # other tests may just have flushed the server
-        while not await client.sismember(WORKERS_KEY, worker.worker_id):
-            pass
+    await eventually(lambda: client.sismember(WORKERS_KEY, worker.worker_id))  # other tests may just have flushed the server
     entry = await client.hgetall(worker_key(worker.worker_id))
     registration = json.decode(entry[b"registration"], type=Registration)
     assert (registration.worker_id, registration.address) == (worker.worker_id, worker.address)

@@ -5,10 +5,12 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from inference.models.synthetic import Script
 from inference.protocol.frames import (
@@ -29,8 +31,23 @@ from inference.protocol.frames import (
 from inference.protocol.proof import gateway_proof
 from inference.protocol.sampling import Sampling
 
+T = TypeVar("T")
+
 START_S = 60.0
 """Importing torch on a busy machine takes its time."""
+
+
+async def eventually(check: Callable[[], Awaitable[T]], *, within_s: float = 30.0) -> T:
+    """The first true answer. Looks at the clock itself: a timeout around a Redis call can be lost in `wait_for` (Python 3.11)."""
+    deadline = time.monotonic() + within_s
+    while not (answer := await check()):
+        assert time.monotonic() < deadline, f"still not so after {within_s:g} s"
+        await asyncio.sleep(0)
+    return answer
+
+
+class NotReady(Exception):
+    """The worker ended before it was ready; the message is what it said."""
 
 
 @dataclass
@@ -102,7 +119,7 @@ async def running_worker(
             said = await _read_pipe(reader)
         if said != b"ready\n":
             await output
-            raise AssertionError(f"the worker ended before it was ready: {worker.lines}")
+            raise NotReady("\n".join(worker.lines))
         worker.address = await listening
         yield worker
     except Exception as error:
@@ -120,7 +137,7 @@ async def refused_start(redis_url: str, tmp_path: Path, **flags: object) -> list
     try:
         async with running_worker(redis_url, tmp_path, **flags):  # type: ignore[arg-type]
             pass
-    except AssertionError as error:
+    except NotReady as error:
         return str(error).splitlines()
     raise AssertionError("it came up")
 
