@@ -36,6 +36,8 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
         return
     except ApiError as error:
         await _answer(connection, await _stranger_first(connection, error))
+    except generation.Unavailable as error:
+        await _answer(connection, await _stranger_first(connection, errors.unavailable(error.message, error.retry_after_s)))
     except Exception:
         logger.exception("request %s failed", connection.internal_id)
         await _answer(connection, errors.internal_error(connection.request_id))
@@ -58,7 +60,7 @@ async def _dispatch(connection: Connection) -> None:
 
 
 def _check_method(connection: Connection, allowed: str) -> None:
-    if connection.method != allowed:
+    if connection.method != allowed and not (allowed == "GET" and connection.method == "HEAD"):
         raise ApiError(
             f"Not allowed to {connection.method[:20]} on {connection.path[:200]}; use {allowed}.",
             status=405,

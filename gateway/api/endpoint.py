@@ -4,7 +4,7 @@ from gateway import generation
 from gateway.admission.outcomes import Caller, Refused
 from gateway.api import errors
 from gateway.api.connection import Connection
-from gateway.api.errors import ApiError, model_not_found
+from gateway.api.errors import model_not_found
 from inference.protocol.frames import ModelCard
 
 LARGE_BODY_BYTES = 64 * 1024
@@ -34,9 +34,7 @@ def served(service: generation.Generations, model: str) -> ModelCard:
     card = service.card(model)
     if card is None:
         if not service.models():
-            raise ApiError(
-                "No model is being served at the moment.", status=503, kind="server_error", code="unavailable", retry_after_s=2.0
-            )
+            raise errors.unavailable("No model is being served at the moment.", 2.0)
         raise model_not_found(model)
     return card
 

@@ -68,6 +68,10 @@ def model_not_found(model: str) -> ApiError:
     )
 
 
+def unavailable(message: str, retry_after_s: float | None = None) -> ApiError:
+    return ApiError(message, status=503, kind="server_error", code="unavailable", retry_after_s=retry_after_s or 1.0)
+
+
 def context_length_exceeded(message: str, param: str) -> ApiError:
     return ApiError(message, param=param, code="context_length_exceeded")
 

@@ -8,7 +8,6 @@ from gateway import generation
 from gateway.admission.outcomes import LimitState
 from gateway.api import errors, limits
 from gateway.api.connection import Connection
-from gateway.api.errors import ApiError
 from gateway.events import Event, Failed, Finished, GenerationRequest
 
 MAX_WAITING_EVENTS = 256
@@ -129,9 +128,5 @@ async def _start(service: generation.Generations, request: GenerationRequest) ->
     except generation.AdmissionRefused as error:
         headers = () if error.refused.limits is None else limits.headers(error.refused.limits)
         raise errors.refused(error.refused, model=request.model, headers=headers) from error
-    except generation.Unavailable as error:
-        raise ApiError(
-            error.message, status=503, kind="server_error", code="unavailable", retry_after_s=error.retry_after_s or 1.0
-        ) from error
     except generation.Invalid as error:
-        raise ApiError(error.message, param=error.param, code="invalid_value") from error
+        raise errors.ApiError(error.message, param=error.param, code="invalid_value") from error

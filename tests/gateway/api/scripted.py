@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import threading
 from collections.abc import AsyncIterator, Callable, Iterable
 
 from gateway import generation
@@ -81,6 +82,8 @@ class ScriptedGeneration:
         self._steps = steps
         self.limits = limits
         self.aborted = asyncio.Event()
+        self.abort_seen = threading.Event()
+        """For tests that run in another thread than the application."""
         self.ended = False
 
     async def events(self) -> AsyncIterator[Event]:
@@ -101,6 +104,7 @@ class ScriptedGeneration:
 
     async def abort(self) -> None:
         self.aborted.set()
+        self.abort_seen.set()
 
 
 class ScriptedGenerations:

@@ -140,6 +140,7 @@ async def test_probes_need_no_key(client: httpx.AsyncClient, service: ScriptedGe
     del client.headers["authorization"]
     assert (await client.get("/healthz")).status_code == 200
     assert (await client.get("/readyz")).status_code == 200
+    assert (await client.head("/healthz")).status_code == 200
     service.cards = []
     assert (await client.get("/healthz")).status_code == 200
     assert (await client.get("/readyz")).status_code == 503

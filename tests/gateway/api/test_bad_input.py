@@ -1,5 +1,6 @@
 """Bad input of each kind: a 4xx in OpenAI's shape with the field named, and nothing is started."""
 
+import asyncio
 import json
 
 import httpx
@@ -211,6 +212,21 @@ async def test_template_that_refuses_the_messages_is_quoted(client: httpx.AsyncC
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "messages"
     assert "roles must alternate" in answer.json()["error"]["message"]
+
+
+async def test_chat_that_never_ends_rendering_keeps_nobody_waiting(client: httpx.AsyncClient, service: ScriptedGenerations) -> None:
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    service.cards.append(card(byte_tokenizer_json(), name="endless", chat_template=endless))
+    order: list[int] = []
+
+    async def call(model: str) -> None:
+        order.append((await client.post(CHAT, json=chat(model=model)[1])).status_code)
+
+    async with asyncio.TaskGroup() as calls:
+        calls.create_task(call("endless"))
+        for _ in range(3):
+            calls.create_task(call("tiny/model"))
+    assert order == [200, 200, 200, 400]
 
 
 JSON = st.recursive(

@@ -1,5 +1,7 @@
 """OpenAI's own Python client against the application behind a real server."""
 
+import asyncio
+
 import openai
 import pytest
 
@@ -69,6 +71,20 @@ def test_errors_are_those_of_the_sdk(sdk: openai.OpenAI, service: ScriptedGenera
     with pytest.raises(openai.RateLimitError) as limited:
         sdk.chat.completions.create(model="tiny/model", messages=FRANCE)
     assert limited.value.response.headers["retry-after"] == "8"
+
+
+def test_client_that_closes_its_stream_aborts_the_generation(sdk: openai.OpenAI, service: ScriptedGenerations) -> None:
+    service.script = lambda request, tokenizer: [Started(prompt_tokens=1, cached_tokens=0), asyncio.Event()]
+    with sdk.chat.completions.create(model="tiny/model", messages=FRANCE, stream=True) as stream:
+        assert next(iter(stream)).choices[0].delta.role == "assistant"
+    assert service.generations[0].abort_seen.wait(10)
+
+
+def test_client_that_gives_up_on_a_whole_answer_aborts_the_generation(sdk: openai.OpenAI, service: ScriptedGenerations) -> None:
+    service.script = lambda request, tokenizer: [Started(prompt_tokens=1, cached_tokens=0), asyncio.Event()]
+    with pytest.raises(openai.APITimeoutError):
+        sdk.chat.completions.create(model="tiny/model", messages=FRANCE, timeout=0.5)
+    assert service.generations[0].abort_seen.wait(10)
 
 
 def test_failure_in_mid_stream_raises(sdk: openai.OpenAI, service: ScriptedGenerations) -> None:
