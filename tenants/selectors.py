@@ -151,7 +151,7 @@ def _beyond(order: tuple[str, ...], values: list[Any]) -> Q:
     return beyond
 
 
-def _column(model: type[models.Model], field: str) -> models.Field[Any, Any]:
+def _column(model: type[models.Model], field: str) -> "models.Field[Any, Any]":
     column = model._meta.get_field(field.removeprefix("-"))
     assert isinstance(column, models.Field)
     return column
