@@ -6,6 +6,24 @@ from django.conf import settings
 from django.db import models
 from django.db.models import Q
 
+from tenants.ledger.models import BudgetUse, LedgerEvent, UsageDay, UsageHour
+
+__all__ = [
+    "LIMIT_FIELDS",
+    "AccessChange",
+    "ApiKey",
+    "AuditEntry",
+    "BudgetUse",
+    "CachePolicy",
+    "LedgerEvent",
+    "Limited",
+    "Project",
+    "Tenant",
+    "TrustGroup",
+    "UsageDay",
+    "UsageHour",
+]
+
 
 class CachePolicy(models.TextChoices):
     """Who may reuse the prefixes that a tenant's requests leave in the KV cache."""

@@ -1,0 +1,1 @@
+"""What was used: append-only events, rollups kept in the same transaction, reports that read rollups only."""

@@ -1,6 +1,7 @@
-"""Bring database and Valkey to the state that the other processes expect. Run by `manage.py up` and by a deployment's first step; safe to repeat."""
+"""Bring database and Valkey to the state that the other processes expect: the first step of `up` and of a deployment; safe to repeat."""
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 from asgiref.sync import async_to_sync
@@ -22,4 +23,4 @@ class Command(BaseCommand):
         made = None if options["no_demo"] else demo.ensure_demo()
         async_to_sync(projection.rebuild)()
         # The last line is for the supervisor: what was newly made, and is shown only now.
-        self.stdout.write(json.dumps(made or {}))
+        self.stdout.write(json.dumps(asdict(made) if made else {}))

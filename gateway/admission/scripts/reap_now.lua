@@ -1,0 +1,1 @@
+return reap(tonumber(ARGV[1]), tonumber(ARGV[2]))
