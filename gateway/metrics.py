@@ -9,8 +9,8 @@
 | lockgate_worker_… | worker, model |
 
 Labels are bounded: a model is one that a worker serves, an outcome one of OUTCOMES, an endpoint one of ENDPOINTS (or `other`). No label
-comes from a caller. With several web processes PROMETHEUS_MULTIPROC_DIR names a folder that they share; the library reads the variable as it
-is imported.
+comes from a caller. With several web processes PROMETHEUS_MULTIPROC_DIR names a folder that they share; the library reads the variable as
+it is imported.
 """
 
 import hmac
@@ -147,6 +147,13 @@ def forget_dead_processes() -> None:
     for pid in pids:
         if not Path(f"/proc/{pid}").exists():
             mark_process_dead(pid, path=folder)  # type: ignore[no-untyped-call]
+
+
+def leave() -> None:
+    """This process ends: its gauges leave the sum, its counters stay."""
+    folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+    if folder:
+        mark_process_dead(os.getpid(), path=folder)  # type: ignore[no-untyped-call]
 
 
 def keep_token(path: Path) -> str:

@@ -10,6 +10,7 @@
 from django.conf import settings
 from redis.asyncio import BlockingConnectionPool, Redis
 
+from gateway.admission.control import AdmissionControl
 from gateway.generation.errors import AdmissionRefused, GenerationError, Invalid, ResponseNotFound, Unavailable
 from gateway.generation.running import Generation, Patience
 from gateway.generation.service import Generations
@@ -35,9 +36,7 @@ def service() -> Generations:
     """The generations of this process."""
     global _service  # noqa: PLW0603 - one to a process, as its event loop is
     if _service is None:
-        from gateway.admission.control import AdmissionControl
-
         pool = BlockingConnectionPool.from_url(settings.REDIS_URL, max_connections=_MAX_CONNECTIONS, timeout=5, socket_timeout=5)
         redis = Redis(connection_pool=pool)
-        _service = Generations(redis, AdmissionControl(redis), secret=settings.CONFIGURATION.worker_secret)
+        _service = Generations(redis, AdmissionControl(redis, secret=settings.SECRET_KEY.encode()), secret=settings.CONFIGURATION.worker_secret)
     return _service

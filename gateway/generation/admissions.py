@@ -17,7 +17,7 @@ class Admissions(Protocol):
         """Let the call in and hold its tokens, or say why not."""
         ...
 
-    async def extend(self, request_id: str, allowance: int) -> Extension:
+    async def extend(self, request_id: str, wanted: int) -> Extension:
         """Hold so many output tokens in all, or as many as are left."""
         ...
 

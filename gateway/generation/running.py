@@ -168,11 +168,16 @@ class Generation:
         self.cancel("cancelled")
 
     def cancel(self, code: FailureCode) -> None:
-        """End it now, as a failure of this kind. Events already there are dropped."""
+        """End it now, as a failure of this kind. Deltas that weren't read are dropped."""
+        if not self.over and self._ending_as is None:
+            self._mute()
+            self.stop(code)
+
+    def stop(self, code: FailureCode = "cancelled") -> None:
+        """End it, as a failure of this kind, once everything that was generated is told."""
         if self.over or self._ending_as is not None:
             return
         self._ending_as = code
-        self._mute()
         self._stop_extending()
         self.link.tell(Cancel(request_id=self.request_id))
         self._after(self._patience.cancel_s, self._give_up)
@@ -384,6 +389,7 @@ class Generation:
         if self._ending_as is not None:
             self.link.tell(Cancel(request_id=self.request_id))
             return
+        self.link.tell(Pause(request_id=self.request_id, paused=self._paused))
         self.link.tell(Allow(request_id=self.request_id, allowance=self._allowance.total))
         for choice in self._choices:
             if choice.cut:

@@ -1,0 +1,1 @@
+"""The WebSocket at /v1/responses. See docs/guides/websocket.md."""

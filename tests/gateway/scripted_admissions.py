@@ -64,13 +64,13 @@ class ScriptedAdmissions:
         self.held[call.request_id] = allowance
         return Granted(caller=known, allowance=allowance, lease=self.lease, account="acme", limits=NO_LIMITS)  # type: ignore[arg-type]
 
-    async def extend(self, request_id: str, allowance: int) -> Extension:
+    async def extend(self, request_id: str, wanted: int) -> Extension:
         if self.rate_waits:
             return Extension(allowance=self.held[request_id], ended_by="rate", retry_after_s=self.rate_waits.pop(0))
-        granted = allowance if self.budget is None else min(allowance, self.budget)
+        granted = wanted if self.budget is None else min(wanted, self.budget)
         self.held[request_id] = max(self.held[request_id], granted)
         self.extensions.append(self.held[request_id])
-        return Extension(allowance=self.held[request_id], ended_by="budget" if granted < allowance else None)
+        return Extension(allowance=self.held[request_id], ended_by="budget" if granted < wanted else None)
 
     async def settle(self, request_id: str, counters: Counters, reason: FinishReason) -> None:
         if self.settling is not None:
