@@ -13,6 +13,7 @@ import socket
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 from asgiref.sync import sync_to_async
