@@ -215,4 +215,4 @@ class Installation:
 
 def worker_environment() -> Mapping[str, str]:
     """What an engine process must find in its environment before its libraries load (thread pools that don't spin against each other)."""
-    return {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
+    return {"GOMP_SPINCOUNT": "1000"}  # kernels.threads.ENVIRONMENT, which the gateway may not import

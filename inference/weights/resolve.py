@@ -8,15 +8,16 @@ from inference.weights.errors import CheckpointNotFound, DownloadFailed
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 HUB_FILE = re.compile(rf"({HUB_ID.pattern})/([\w./-]+\.gguf)")
+DEFAULT = "default"
 FOLDER_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "chat_template.jinja"]
 
 
 def resolve(model: str | None = None) -> Path:
-    """A folder or a .gguf file as it is; `owner/model` or `owner/model/file.gguf` from the hub; nothing: the default model.
+    """A folder or a .gguf file as it is; `owner/model` or `owner/model/file.gguf` from the hub; nothing or "default": the default model.
 
     Raises CheckpointNotFound, or DownloadFailed, which may be tried again.
     """
-    if not model:
+    if not model or model == DEFAULT:
         return default_model_path()
     path = Path(model).expanduser()
     if path.is_dir() or path.is_file():
