@@ -1,3 +1,4 @@
+# ruff: noqa: T201
 """Times PackedLinear beside torch's own linear at the shapes of one model, all layers once per run as a step does.
 
 python -m benchmarks.linear --rows 1 8 32 --threads 2
@@ -7,6 +8,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,6 +18,16 @@ from kernels.linear import PackedLinear
 
 HIDDEN, INNER, QKV, VOCABULARY, LAYERS = 576, 1536, 960, 49152, 30
 LAYER_SHAPES = ((QKV, HIDDEN), (HIDDEN, HIDDEN), (2 * INNER, HIDDEN), (HIDDEN, INNER))
+
+
+class Torch:
+    """torch's own linear."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self._weight = weight
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.linear(x, self._weight)
 
 
 def milliseconds(work: Callable[[], object], *, seconds: float = 1.0, least: int = 3) -> tuple[float, float]:
@@ -48,13 +60,13 @@ def main() -> None:
     weights = [torch.randn(shape).to(getattr(torch, options.dtype)) for shape in shapes]
     kinds: dict[str, list[Callable[[Tensor], Tensor]]] = {"packed": [PackedLinear.pack(weight) for weight in weights]}
     if options.torch:
-        kinds["torch"] = [lambda x, weight=weight: torch.nn.functional.linear(x, weight) for weight in weights]
+        kinds["torch"] = [Torch(weight.float()) for weight in weights]
     weight_bytes = sum(weight.nbytes for weight in weights)
     print(f"{len(shapes)} layers, {weight_bytes / 1e6:.0f} MB of weights, {options.threads} threads")
     for rows in options.rows:
         inputs = {width: torch.randn(rows, width) for width in {HIDDEN, INNER}}
         for kind, layers in kinds.items():
-            best, median = milliseconds(lambda layers=layers, inputs=inputs: run_all(layers, inputs, widths))
+            best, median = milliseconds(partial(run_all, layers, inputs, widths))
             flops = 2 * rows * sum(weight.numel() for weight in weights)
             print(
                 f"{rows:5} rows  {kind:7}  best {best:7.1f} ms  median {median:7.1f} ms  "

@@ -3,6 +3,7 @@
 import hashlib
 import os
 from pathlib import Path
+from typing import Any
 
 import numba
 
@@ -19,4 +20,5 @@ def configure() -> None:
     for source in sorted({*root.glob("*.py"), *root.glob("*/cpu.py")}):
         digest.update(source.read_bytes())
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    numba.config.CACHE_DIR = str(base / "lockgate" / "kernels" / digest.hexdigest()[:16])
+    configuration: Any = numba.config
+    configuration.CACHE_DIR = str(base / "lockgate" / "kernels" / digest.hexdigest()[:16])

@@ -1,6 +1,6 @@
 """Compiles every Triton kernel for GPUs that needn't be here, and prints what each takes of them.
 
-python -m kernels.compile_ahead [--targets sm_80 gfx942] [--kernels chunk split] [--head-sizes 64 128] [--dtypes bf16]
+python -m kernels.compile_ahead [--targets sm_80 gfx942] [--kernels chunk split] [--head-sizes 64] [--block-sizes 16] [--dtypes bf16]
 
 A kernel that doesn't compile, wants more shared memory than the target has, or spills registers to memory, fails the run.
 """
@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,11 +66,15 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What a compiled kernel takes: registers of a thread, 32-bit registers spilled to memory, shared memory; None where the tools don't say."""
+    """What a compiled kernel takes; registers are 32 bits wide and a thread's own, None where the tools don't say."""
 
     registers: int | None
     spills: int | None
     shared_bytes: int
+
+
+def _numbers(*names: str) -> dict[str, str]:
+    return dict.fromkeys(names, "i32")
 
 
 def _elementwise(dtype: str) -> Iterator[Variant]:
@@ -79,32 +83,62 @@ def _elementwise(dtype: str) -> Iterator[Variant]:
         yield Variant(
             "rms_norm",
             rms_norm_kernel,
-            dict(x=x, residual=x, weight=x, out=x, total=x, x_stride="i32", residual_stride="i32", hidden="i32", eps="fp32"),
+            {
+                "x": x,
+                "residual": x,
+                "weight": x,
+                "out": x,
+                "total": x,
+                "x_stride": "i32",
+                "residual_stride": "i32",
+                "hidden": "i32",
+                "eps": "fp32",
+            },
             {"HAS_RESIDUAL": True, "WIDTH": width},
             {"num_warps": warps(width)},
             f"{dtype} {width}",
         )
-    silu_mul = dict(gate_up=x, out=x, stride="i32", inner="i32")
+    silu_mul = {"gate_up": x, "out": x, "stride": "i32", "inner": "i32"}
     yield Variant("silu_mul", silu_mul_kernel, silu_mul, {"WIDTH": WIDTH}, {"num_warps": SILU_MUL_WARPS}, dtype)
 
 
 def _by_head(dtype: str, head_size: int) -> Iterator[Variant]:
     x, shape, width = f"*{dtype}", f"{dtype} {head_size}", triton.next_power_of_2(head_size)
-    rope = dict(q=x, k=x, cos="*fp32", sin="*fp32", positions="*i64", q_stride="i32", k_stride="i32", heads="i32", kv_heads="i32")
+    rope = {
+        "q": x,
+        "k": x,
+        "cos": "*fp32",
+        "sin": "*fp32",
+        "positions": "*i64",
+        "q_stride": "i32",
+        "k_stride": "i32",
+        "heads": "i32",
+        "kv_heads": "i32",
+    }
     half = head_size // 2
     constants: dict[str, int | bool] = {"HALF": half, "WIDTH": triton.next_power_of_2(half), "HEADS": HEADS}
     yield Variant("rope", rope_kernel, rope, constants, {"num_warps": ROPE_WARPS}, shape)
-    write = dict(k=x, v=x, key_cache=x, value_cache=x, slots="*i64", k_stride="i32", v_stride="i32", kv_heads="i32", block_size="i32")
+    write = {
+        "k": x,
+        "v": x,
+        "key_cache": x,
+        "value_cache": x,
+        "slots": "*i64",
+        "k_stride": "i32",
+        "v_stride": "i32",
+        "kv_heads": "i32",
+        "block_size": "i32",
+    }
     yield Variant("kv_write", kv_write_kernel, write, {"HEAD_SIZE": head_size, "WIDTH": width}, {"num_warps": KV_WRITE_WARPS}, shape)
-    partials = dict(partial_values="*fp32", partial_maxima="*fp32", partial_totals="*fp32", query_starts="*i32")
+    partials = {"partial_values": "*fp32", "partial_maxima": "*fp32", "partial_totals": "*fp32", "query_starts": "*i32"}
     constants = {"HEADS": KV_HEADS * GROUP, "SPLITS": SPLITS, "SPLITS_WIDTH": SPLITS, "HEAD_SIZE": head_size, "WIDTH": width}
     yield Variant("merge", merge_kernel, {**partials, "out": x}, constants, {}, shape)
 
 
 def _attention(dtype: str, head_size: int, block_size: int) -> Iterator[Variant]:
     x, shape, element_bytes = f"*{dtype}", f"{dtype} {head_size} blocks of {block_size}", DTYPES[dtype]
-    types = dict(q=x, key_cache=x, value_cache=x, block_tables="*i32", query_starts="*i32", context_lengths="*i32")
-    numbers = dict(q_stride="i32", table_width="i32", window="i32", scale="fp32")
+    types = {"q": x, "key_cache": x, "value_cache": x, "block_tables": "*i32", "query_starts": "*i32", "context_lengths": "*i32"}
+    numbers = {"q_stride": "i32", "table_width": "i32", "window": "i32", "scale": "fp32"}
     constants = {
         "KV_HEADS": KV_HEADS,
         "GROUP": GROUP,
@@ -118,18 +152,18 @@ def _attention(dtype: str, head_size: int, block_size: int) -> Iterator[Variant]
     yield Variant("chunk", chunk_kernel, types_of_chunk, {**constants, "ROWS": tile.rows, "KEYS": tile.keys}, options, shape)
     tile = attention.decode(GROUP, head_size, element_bytes)
     options = {"num_warps": tile.warps, "num_stages": tile.stages}
-    partials = dict(partial_values="*fp32", partial_maxima="*fp32", partial_totals="*fp32")
+    partials = {"partial_values": "*fp32", "partial_maxima": "*fp32", "partial_totals": "*fp32"}
     constants_of_split = {**constants, "SPLITS": SPLITS, "ROWS": tile.rows, "KEYS": tile.keys}
     yield Variant("split", split_kernel, {**types, **partials, **numbers}, constants_of_split, options, shape)
 
 
-def variants() -> Iterator[Variant]:
-    """Every kernel at every type, head size and block size it is offered for."""
-    for dtype in DTYPES:
+def variants(dtypes: Sequence[str], head_sizes: Sequence[int], block_sizes: Sequence[int]) -> Iterator[Variant]:
+    """Every kernel at each of these types, head sizes and block sizes."""
+    for dtype in dtypes:
         yield from _elementwise(dtype)
-        for head_size in HEAD_SIZES:
+        for head_size in head_sizes:
             yield from _by_head(dtype, head_size)
-            for block_size in BLOCK_SIZES:
+            for block_size in block_sizes:
                 yield from _attention(dtype, head_size, block_size)
 
 
@@ -168,15 +202,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
     parser.add_argument("--kernels", nargs="+")
     parser.add_argument("--head-sizes", nargs="+", type=int, default=list(HEAD_SIZES))
+    parser.add_argument("--block-sizes", nargs="+", type=int, default=list(BLOCK_SIZES))
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
     options = parser.parse_args(arguments)
     failed = 0
-    for name, variant in itertools.product(options.targets, variants()):
-        words = variant.shape.split()
-        by_head = len(words) > 1 and variant.kernel != "rms_norm"
-        if (options.kernels and variant.kernel not in options.kernels) or words[0] not in options.dtypes:
-            continue
-        if by_head and int(words[1]) not in options.head_sizes:
+    wanted = list(variants(options.dtypes, options.head_sizes, options.block_sizes))
+    for name, variant in itertools.product(options.targets, wanted):
+        if options.kernels and variant.kernel not in options.kernels:
             continue
         taken = compile_for(variant, TARGETS[name])
         fits = taken.shared_bytes <= SHARED_BYTES[name] and not taken.spills

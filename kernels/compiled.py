@@ -1,7 +1,7 @@
-"""What every compiled CPU kernel is made of: arguments as a C structure, a function compiled ahead and cached, a claim on the next piece of work.
+"""What every compiled CPU kernel is made of: arguments as a C structure, a function compiled ahead and cached, claims on work.
 
-A kernel is one function that all threads run at once. Pieces of work aren't dealt out but claimed, one atomic addition each: on a machine whose cores
-other processes share, whichever thread runs takes the next piece, and nobody waits for a thread that the system has put aside.
+A kernel is one function that all threads run at once. Pieces of work aren't dealt out but claimed, one atomic addition each: on a
+machine whose cores other processes share, whichever thread runs takes the next piece, and nobody waits for a thread that is put aside.
 Kernels take addresses and strides, not arrays: one compilation serves every layout, and a call costs 1 µs instead of 10.
 """
 
@@ -32,15 +32,18 @@ def arguments(**fields: Any) -> type[ctypes.Structure]:
     return type("Arguments", (ctypes.Structure,), {"_fields_": [("claimed", ctypes.c_int64), *fields.items()]})
 
 
+_pointer_type: Any = types.CPointer
+
+
 class Kernel:
     """A compiled region over one kind of arguments."""
 
     def __init__(self, function: Callable[[Any], None], structure: type[ctypes.Structure]) -> None:
         record = numba.from_dtype(np.dtype(structure))
-        compiled = numba.cfunc(types.void(types.CPointer(record)), cache=True, error_model="numpy", fastmath=_FASTMATH)
+        compiled = numba.cfunc(types.void(_pointer_type(record)), cache=True, error_model="numpy", fastmath=_FASTMATH)
         self._entry = compiled(function)
         self._structure = structure
-        self._address: int = self._entry.address
+        self._address: int = self._entry.address or 0
         self._here = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(self._address)
 
     def __call__(self, *values: float) -> None:
@@ -80,15 +83,15 @@ def claim(_context: Any, pointer: Any) -> Any:
     return types.int64(pointer), generate
 
 
-_carray: Any = numba.carray
+_carray: Any = numba.__dict__["carray"]
 
 
 def _array_of(element: Any) -> Any:
     """A function from an address and a count to a dense array of that many elements there."""
 
-    @intrinsic  # type: ignore[untyped-decorator]
+    @instruction
     def pointer(_context: Any, address: Any) -> Any:
-        target = types.CPointer(element)
+        target = _pointer_type(element)
 
         def generate(context: Any, builder: ir.IRBuilder, _signature: Any, values: Any) -> Any:
             return builder.inttoptr(values[0], context.get_value_type(target))

@@ -1,13 +1,15 @@
 """How many threads compute, and a team of them for the compiled kernels.
 
-Torch's own operations use its OpenMP pool; the kernels have a team of their own, because OpenMP's barrier waits for threads that aren't running
-(see `team`), and a server shares its cores with the gateway. The two pools never work at the same time. Each sleeps soon after its last work.
+Torch's own operations use its OpenMP pool; the kernels have a team of their own, because OpenMP's barrier waits for threads that
+aren't running (see `team`), and a server shares its cores with the gateway. The two never work at the same time, and each sleeps soon
+after its last work.
 """
 
 import ctypes
 import os
 import sys
 import threading
+from typing import Any
 
 import numba
 import numpy as np
@@ -17,8 +19,8 @@ from numba import types
 from kernels import caching, team
 
 ENVIRONMENT: dict[str, str] = {"GOMP_SPINCOUNT": "1000"}
-"""What a process that computes must be started with: OpenMP reads it once, before Python can set it. By itself libgomp's pool spins for milliseconds
-after every torch operation, on cores that the kernels and the gateway need; 1000 turns are about 25 µs."""
+"""What a process that computes must be started with: OpenMP reads it once, before Python can set it. By itself libgomp's pool spins for
+milliseconds after a torch operation, on cores that the kernels and the gateway need; 1000 turns are about 25 µs."""
 
 caching.configure()
 _work = numba.cfunc(types.void(types.int64), cache=True)(team.work)
@@ -30,6 +32,11 @@ def _nothing(_arguments: int) -> None:
     return
 
 
+def _address(function: Any) -> int:
+    address: int = function.address
+    return address
+
+
 class Team:
     """Workers beside the thread that calls `run`."""
 
@@ -37,8 +44,8 @@ class Team:
         self.workers = workers
         self._state = np.zeros(team.WORDS, np.int64)
         self._address: int = self._state.ctypes.data
-        self._work = ctypes.CFUNCTYPE(None, ctypes.c_int64)(_work.address)
-        self._run = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(_run.address)
+        self._work = ctypes.CFUNCTYPE(None, ctypes.c_int64)(_address(_work))
+        self._run = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(_address(_run))
         self.members = [
             threading.Thread(target=self._work, args=(self._address,), name=f"kernels-{i}", daemon=True) for i in range(workers)
         ]
@@ -51,7 +58,7 @@ class Team:
     def close(self) -> None:
         """Workers leave; nothing may be running."""
         self._state[team.STOP] = 1
-        self._run(self._address, _nothing.address, 0)
+        self._run(self._address, _address(_nothing), 0)
         for thread in self.members:
             thread.join()
 
@@ -61,9 +68,9 @@ _team: Team | None = None
 
 
 def configure(threads: int) -> None:
-    """Compute with this many threads, torch and kernels alike. Once, before the first step; it also lets threads that wait for the GIL have it sooner.
+    """Compute with this many threads, torch and kernels alike. Once, before the first step.
 
-    A kernel gives the GIL up and wants it back some hundred times a step.
+    Threads that wait for the GIL get it sooner from then on: a kernel gives it up and wants it back some hundred times a step.
     """
     if threads < 1:
         raise ValueError(f"{threads} threads can't compute anything")
@@ -99,7 +106,7 @@ _alone = ctypes.CFUNCTYPE(None, ctypes.c_int64)
 
 
 def run(region: int, arguments: int) -> None:
-    """The function at address `region` is called with `arguments` by this thread and by every worker that is free; returns when all work is done.
+    """This thread and every worker that is free call the function at address `region` with `arguments`; returns when all work is done.
 
     Without the GIL. A second thread that calls while the team is at work does its region alone.
     """

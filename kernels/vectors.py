@@ -1,3 +1,4 @@
+# ruff: noqa: PLR0917
 """Inner loops of the CPU kernels, written as LLVM vectors of eight floats so that registers are what we say they are.
 
 LLVM lowers them to whatever the machine has (AVX2 here, two NEON registers each on Arm).
@@ -22,6 +23,17 @@ _VECTOR = ir.VectorType(_F32, LANES)
 _INTS = ir.VectorType(_I32, LANES)
 _SHORTS = ir.VectorType(_I16, LANES)
 _CONTRACT = ("contract",)
+
+
+def _external(b: ir.IRBuilder, signature: ir.FunctionType, name: str) -> Any:
+    insert: Any = cgutils.get_or_insert_function
+    return insert(b.module, signature, name)
+
+
+def _variable(b: ir.IRBuilder, value: Any) -> Any:
+    """A place on the stack, which LLVM keeps in a register."""
+    allocate: Any = cgutils.alloca_once_value
+    return allocate(b, value)
 
 
 def _splat(value: float) -> ir.Constant:
@@ -58,7 +70,7 @@ def _multiply_add(b: ir.IRBuilder, x: Any, y: Any, z: Any) -> Any:
 
 def _exp(b: ir.IRBuilder, x: Any) -> Any:
     """e^x within 2 units of the last place; 0 below -87, e^88 above 88. Range reduction to ±ln 2 / 2 and a polynomial of degree 6."""
-    floor = cgutils.get_or_insert_function(b.module, ir.FunctionType(_VECTOR, [_VECTOR]), "llvm.floor.v8f32")
+    floor = _external(b, ir.FunctionType(_VECTOR, [_VECTOR]), "llvm.floor.v8f32")
     vanishes = b.fcmp_ordered("<", x, _splat(-87.0))
     x = b.select(b.fcmp_ordered(">", x, _splat(88.0)), _splat(88.0), b.select(vanishes, _splat(-87.0), x))
     whole = b.call(floor, [_multiply_add(b, x, _splat(1.44269504088896341), _splat(0.5))])
@@ -102,7 +114,7 @@ def _tile(rows: int, load: Callable[[ir.IRBuilder, Any], Any], element: Any) -> 
             sums = []
             for row in range(rows):
                 begin = _at(b, start, b.mul(start_stride, _I64(row)), _F32)
-                sums.append([cgutils.alloca_once_value(b, _load(b, b.gep(begin, [half]))) for half in halves])
+                sums.append([_variable(b, _load(b, b.gep(begin, [half]))) for half in halves])
             with cgutils.for_range(b, depth) as loop:
                 line = _at(b, panel, b.mul(loop.index, panel_stride), element)
                 weights = [load(b, b.gep(line, [half])) for half in halves]
@@ -135,7 +147,7 @@ def row_maximum(_context: Any, row: Any, count: Any) -> Any:
 
     def generate(_: Any, b: ir.IRBuilder, _signature: Any, values: Any) -> Any:
         row, count = values
-        best = cgutils.alloca_once_value(b, _load(b, _at(b, row, _I64(0), _F32)))
+        best = _variable(b, _load(b, _at(b, row, _I64(0), _F32)))
         with cgutils.for_range_slice(b, _I64(LANES), count, _I64(LANES), _I64) as (index, _):
             value, so_far = _load(b, _at(b, row, index, _F32)), b.load(best)
             b.store(b.select(b.fcmp_ordered(">", value, so_far), value, so_far), best)
@@ -151,7 +163,7 @@ def row_exponentials(_context: Any, row: Any, count: Any, maximum: Any) -> Any:
     def generate(_: Any, b: ir.IRBuilder, _signature: Any, values: Any) -> Any:
         row, count, maximum = values
         top = _broadcast(b, maximum)
-        total = cgutils.alloca_once_value(b, _splat(0.0))
+        total = _variable(b, _splat(0.0))
         with cgutils.for_range_slice(b, _I64(0), count, _I64(LANES), _I64) as (index, _):
             place = _at(b, row, index, _F32)
             value = _exp(b, b.fsub(_load(b, place), top))
@@ -220,7 +232,7 @@ def prefetch(_context: Any, address: Any, count: Any) -> Any:
         address, count = values
         byte = ir.IntType(8)
         signature = ir.FunctionType(ir.VoidType(), [byte.as_pointer(), _I32, _I32, _I32])
-        fetch = cgutils.get_or_insert_function(b.module, signature, "llvm.prefetch.p0")
+        fetch = _external(b, signature, "llvm.prefetch.p0")
         with cgutils.for_range_slice(b, _I64(0), count, _I64(64), _I64) as (offset, _):
             b.call(fetch, [_at(b, address, offset, byte), _I32(0), _I32(3), _I32(1)])
         return context.get_dummy_value()

@@ -1,18 +1,16 @@
 """Linear layers over weights laid out once for the way they are read."""
 
-import torch
 from torch import Tensor
 
 from kernels.errors import DtypeError, ShapeError
-from kernels.linear import reference
 from kernels.selection import implementation
 
 
 class PackedLinear:
     """x · weightᵀ + bias, its layout chosen when the weight is packed: panels for the CPU kernel, otherwise as it came.
 
-    On the CPU the panels replace the weight: the caller drops it, and no second copy stays. Weights in bfloat16 stay so and give the bits that
-    the same weights widened to float32 give. A row's result there doesn't depend on the rows around it.
+    On the CPU the panels replace the weight: the caller drops it, and no second copy stays. Weights in bfloat16 stay so and give the
+    bits that the same weights widened to float32 give. A row's result there doesn't depend on the rows around it.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:

@@ -1,16 +1,17 @@
+# ruff: noqa: PLR0917
 """Matrix products over weights in panels of 16 outputs, for any number of rows.
 
-One layout and one inner loop serve every row count. At few rows the weights stream through once, in order, at the speed of memory; at many, six rows
-of x at a time share a panel that stays in the second-level cache. Milliseconds for all linear layers of SmolLM2-135M (134.5 M float32 weights, 538 MB),
-two cores with AVX2, best of 12 (benchmarks/linear.py):
+One layout and one inner loop serve every row count. At few rows the weights stream through once, in order, at the speed of memory; at
+many, six rows of x at a time share a panel that stays in the second-level cache. Milliseconds for all linear layers of SmolLM2-135M
+(134.5 M float32 weights, 538 MB), two cores with AVX2, best of 12 (benchmarks/linear.py):
 
     rows                    1     2     4     8    16    32   128    512
     this kernel            31    33    32    41    51    81   273   1099     17 GB/s at one row, 125 GFLOP/s at 512
     oneDNN, packed         52               65         119
     torch (MKL)            64               95         147
 
-It wins everywhere, so there is no threshold and no second copy of the weights; and as each output is summed over the inputs in order whatever the
-batch, a row's result has the same bits alone and in company.
+It wins everywhere, so there is no threshold and no second copy of the weights; and as each output is summed over the inputs in order
+whatever the batch, a row's result has the same bits alone and in company.
 """
 
 from typing import Any

@@ -7,7 +7,7 @@ from kernels.errors import DtypeError, ShapeError
 from kernels.selection import implementation
 
 
-def paged_attention(
+def paged_attention(  # noqa: PLR0917
     q: Tensor,
     key_cache: Tensor,
     value_cache: Tensor,
@@ -20,10 +20,11 @@ def paged_attention(
 ) -> Tensor:
     """Each token against its own sequence's cached tokens up to and including itself; the step's K and V are written before the call.
 
-    q: [tokens, heads, head_size], heads a multiple of kv_heads; a view into a fused projection allowed as long as each token's heads are dense.
+    q: [tokens, heads, head_size], heads a multiple of kv_heads; a view into a fused projection allowed as long as each token's heads
+    are dense.
     key_cache, value_cache: [blocks, kv_heads, block_size, head_size], dense.
     block_tables: [sequences, widest]; sequence i's tokens lie in the blocks of row i, in order.
-    query_starts: [sequences + 1]; sequence i owns tokens query_starts[i] … query_starts[i + 1] - 1.
+    query_starts: [sequences + 1], at least one token to each; sequence i owns tokens query_starts[i] … query_starts[i + 1] - 1.
     context_lengths: [sequences]; tokens in the cache, the step's own included. All three int32.
     window: a token sees itself and the window - 1 before it; blocks wholly before a sequence's windows are never read.
     Returns [tokens, heads, head_size], dense, q's type. Rows that no sequence owns hold anything.

@@ -1,8 +1,10 @@
+# ruff: noqa: PLR0917
 """Attention straight from the pages, with the matrix tiles of the linear layers.
 
-A piece of work is one sequence's KV head and some query tokens: their heads of the group are the rows of one matrix. Keys come 64 at a time, at
-positions that are multiples of 64; each page's keys are transposed into a scratch panel that stays in the first-level cache, values are read where they lie.
-A row's result depends on its position and its cache alone, not on the chunk or the batch that brought it: decoding gives the bits that prefill gives.
+A piece of work is one sequence's KV head and some query tokens: their heads of the group are the rows of one matrix. Keys come 64 at a
+time, at positions that are multiples of 64, and are transposed into scratch panels that stay in the caches; so are values, widened.
+A row's result depends on its position and its cache alone, not on the chunk or the batch that brought it: decoding gives the bits that
+prefill gives.
 """
 
 from typing import Any
@@ -101,7 +103,7 @@ def _transpose_keys(page: Any, cache_bytes: Any, head_size: Any, count: Any, pan
 
 @subroutine
 def _gather(a: Any, table: Any, kv_head: Any, from_key: Any, to_key: Any, end: Any, panels: Any, lines: Any) -> None:
-    """Keys from_key … to_key - 1 to panels, by their place among the 64, and their values to lines, from the first; the next 64 are on their way."""
+    """Keys from_key … to_key - 1 to panels, by their place among the 64, values to lines, from the first; fetches the next 64."""
     page_bytes = a.block_size * a.head_size * a.cache_bytes
     key = from_key
     while key < to_key:

@@ -1,3 +1,4 @@
+# ruff: noqa: PLR0917
 """The definition of correct."""
 
 import torch

@@ -1,8 +1,9 @@
-# mypy: allow-untyped-defs, allow-untyped-calls
+# ruff: noqa: PLR0917
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 """Two ways through the same inner loop: tiles of query tokens for chunks, split keys for decoding sequences. A mixed batch takes both.
 
-Query heads that share a KV head are rows of one tile, so their keys are read once. Nothing is read back to the host: which sequence a program serves
-it finds itself in query_starts, and the grids are upper bounds.
+Query heads that share a KV head are rows of one tile, so their keys are read once. Nothing is read back to the host: which sequence a
+program serves it finds itself in query_starts, and the grids are upper bounds.
 """
 
 import torch
@@ -85,7 +86,7 @@ def chunk_kernel(
     TOKENS: tl.constexpr = ROWS // GROUP
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
-    sequence = 0
+    sequence = tile * 0
     last = sequences - 1
     while sequence < last:
         middle = (sequence + last + 1) // 2

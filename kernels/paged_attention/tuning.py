@@ -1,6 +1,6 @@
-"""Tile sizes for the Triton kernels, by head size and element size. Chosen so that nothing spills and all fits on every target of compile_ahead.
+"""Tile sizes for the Triton kernels, by head size and element size.
 
-Not yet measured on a GPU.
+Chosen so that nothing spills and all fits on every target of compile_ahead; not yet measured on a GPU.
 """
 
 from dataclasses import dataclass, replace

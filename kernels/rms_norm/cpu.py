@@ -1,3 +1,4 @@
+# ruff: noqa: PLR0917
 """One pass for the sum of squares, one to write; rows are shared out only when there is work for more than one thread."""
 
 from typing import Any

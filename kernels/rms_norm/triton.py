@@ -1,4 +1,5 @@
-# mypy: allow-untyped-defs, allow-untyped-calls
+# ruff: noqa: PLR0917
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 """One program a row, the whole row in registers."""
 
 import torch

@@ -37,7 +37,8 @@ def test_only_the_slots_change_and_they_hold_the_tokens(implementation, expected
 
 @pytest.mark.skipif(TRITON_INTERPRETED, reason="the interpreter cuts off")
 def test_bfloat16_caches_round_to_nearest_even_and_keep_nan(implementation):
-    bits = torch.tensor([0x3F808000, 0x3F818000, 0x3F808001, 0x7F7FFFFF, 0x7F800001, 0x7F800000, 0x00000001, -0x7FFFFFFF], dtype=torch.int32)
+    even_half, odd_half, above_half, largest, nan, infinity = 0x3F808000, 0x3F818000, 0x3F808001, 0x7F7FFFFF, 0x7F800001, 0x7F800000
+    bits = torch.tensor([even_half, odd_half, above_half, largest, nan, infinity, 1, -0x7FFFFFFF], dtype=torch.int32)
     k = bits.view(torch.float32).view(1, 1, 8)
     caches = torch.zeros(2, 1, 1, 4, 8, dtype=torch.bfloat16)
     kv_write(k, k, *caches, torch.tensor([2]))

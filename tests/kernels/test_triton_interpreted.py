@@ -9,7 +9,7 @@ import pytest
 
 from tests.kernels.agreement import TRITON_INTERPRETED
 
-OPERATIONS = ("rms_norm", "rope", "silu_mul", "kv_write", "paged_attention", "selection")
+OPERATIONS = ("rms_norm", "rope", "silu_mul", "kv_write", "paged_attention")
 
 
 @pytest.mark.skipif(TRITON_INTERPRETED, reason="this is that process")
@@ -18,5 +18,5 @@ def test_the_triton_kernels_agree_with_the_reference_under_the_interpreter():
     files = [str(Path(__file__).with_name(f"test_{operation}.py")) for operation in OPERATIONS]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True)
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
