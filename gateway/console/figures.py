@@ -17,24 +17,32 @@ def significant(value: float) -> str:
     return f"{value:.4f}".rstrip("0").rstrip(".") or "0"
 
 
+def grouped(value: int) -> str:
+    """1204 → "1 204", with a space that doesn't break."""
+    return f"{value:,}".replace(",", "\N{NO-BREAK SPACE}")
+
+
 def compact(value: float | None) -> str:
-    """12400 → "12.4k"; whole numbers under a thousand as they are."""
+    """12400 → "12.4k"; whole numbers under ten thousand in full, 1204 → "1 204"."""
     if value is None:
         return ABSENT
+    if abs(value) < 10_000 and float(value).is_integer():
+        return grouped(int(value))
     for bound, letter in _STEPS:
         if abs(value) >= bound * 0.9995:
             return significant(value / bound) + letter
-    return str(int(value)) if float(value).is_integer() else significant(value)
+    return significant(value)
 
 
 def seconds(value: float | None) -> str:
     """ "231 ms" under a second, "1.23 s" from there, "2 min 5 s" from a minute."""
     if value is None:
         return ABSENT
+    value = float(value)
     if value < 0.9995:
         return f"{significant(value * 1000)} ms"
     if value < 60:
-        return f"{significant(value)} s"
+        return f"{int(value)} s" if value.is_integer() else f"{significant(value)} s"
     minutes, rest = divmod(int(value), 60)
     if minutes < 60:
         return f"{minutes} min {rest} s" if rest else f"{minutes} min"

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from gateway.console.fleet import Fleet
+from gateway.console.latency import Buckets, Percentiles, between
 from inference.protocol.frames import Load
 from inference.protocol.registry import Registration
 
@@ -24,16 +25,21 @@ class Interval:
     length_s: float
     counts: dict[str, int]
 
-    def rate(self, name: str) -> float:
-        return self.counts[name] / self.length_s
-
 
 @dataclass
 class History:
     samples: deque[Fleet] = field(default_factory=lambda: deque(maxlen=KEPT))
+    latencies: deque[dict[str, Buckets]] = field(default_factory=lambda: deque(maxlen=KEPT))
 
-    def add(self, fleet: Fleet) -> None:
+    def add(self, fleet: Fleet, latencies: dict[str, Buckets]) -> None:
         self.samples.append(fleet)
+        self.latencies.append(latencies)
+
+    def percentiles(self, name: str) -> Percentiles:
+        """Of what was measured between the first and the last sample kept."""
+        if not self.latencies:
+            return Percentiles(p50=None, p99=None, count=0)
+        return between(self.latencies[0].get(name, {}), self.latencies[-1].get(name, {}))
 
     @property
     def latest(self) -> Fleet | None:
@@ -73,8 +79,15 @@ class History:
         return cached / (cached + computed)
 
     def rates(self, name: str) -> list[tuple[float, float | None]]:
-        """(Unix seconds, per second) for a chart; None marks a gap."""
-        return list(_with_gaps([(i.end_s, i.rate(name)) for i in self.intervals()]))
+        """(Unix seconds, per second) for a chart; None marks a gap. Each is a mean of 3 samples: heartbeats and looks are not in step."""
+        lately: deque[Interval] = deque(maxlen=3)
+        points: list[tuple[float, float | None]] = []
+        for interval in self.intervals():
+            if lately and interval.end_s - interval.length_s - lately[-1].end_s > GAP_S:
+                lately.clear()
+            lately.append(interval)
+            points.append((interval.end_s, sum(i.counts[name] for i in lately) / sum(i.length_s for i in lately)))
+        return list(_with_gaps(points))
 
     def levels(self, value: Callable[[Fleet], int | None]) -> list[tuple[float, float | None]]:
         """(Unix seconds, value) for a chart; None where it is missing."""

@@ -12,7 +12,7 @@ from django.http.response import HttpResponseBase
 from django.template.loader import render_to_string
 from django.views.decorators.http import require_GET
 
-from gateway.console import charts, fleet, sampler
+from gateway.console import charts, latency, sampler
 from gateway.console.attention import concerns
 from gateway.console.fleet import Fleet, Worker, blocks_held
 from gateway.console.history import History
@@ -28,7 +28,7 @@ REAUTHORISE_EVERY = 2
 @reading
 def overview(request: HttpRequest) -> HttpResponse:
     history = History()
-    history.add(fleet.read())
+    history.add(*sampler.look())
     return page(request, "console/overview/page.html", figures(history))
 
 
@@ -87,6 +87,8 @@ def figures(history: History) -> dict[str, Any]:
         "cached_tokens": history.count("tokens_cached"),
         "preemptions": history.count("preemptions"),
         "errors": history.count("requests_failed"),
+        "first_token": history.percentiles(latency.TTFT),
+        "per_token": history.percentiles(latency.TPOT),
         "covers_s": history.covers_s,
         "workers": [_worker_row(worker) for worker in now.workers],
         "charts": [_scheduler_state(history), _token_throughput(history)],

@@ -4,10 +4,17 @@ import asyncio
 from collections.abc import AsyncGenerator
 from weakref import WeakKeyDictionary
 
-from gateway.console import fleet
+from gateway.console import fleet, latency
+from gateway.console.fleet import Fleet
 from gateway.console.history import History
+from gateway.console.latency import Buckets
 
 INTERVAL_S = 1.0
+
+
+def look() -> tuple[Fleet, dict[str, Buckets]]:
+    """All that is sampled. Blocks for the time of two round trips to Valkey."""
+    return fleet.read(), latency.read()
 
 
 class Sampler:
@@ -40,7 +47,7 @@ class Sampler:
     async def _sample(self) -> None:
         try:
             while True:
-                self.history.add(await asyncio.to_thread(fleet.read))
+                self.history.add(*await asyncio.to_thread(look))
                 if self._next is not None and not self._next.done():
                     self._next.set_result(None)
                 await asyncio.sleep(INTERVAL_S)

@@ -25,6 +25,7 @@ def _figure(name: str, write: Callable[[float | None], str]) -> None:
 _figure("compact", figures.compact)
 _figure("seconds", figures.seconds)
 _figure("percent", figures.percent)
+_figure("span", lambda value: figures.ABSENT if value is None else figures.seconds(float(max(1, round(value)))))
 
 
 @register.simple_tag
@@ -55,4 +56,4 @@ def query(context: dict[str, Any], **changes: object) -> str:
 @register.filter
 def limit(value: object) -> str:
     """A limit in a table: grouped digits, "none" where the scope sets none."""
-    return "none" if value is None else f"{value:,}".replace(",", "\N{NO-BREAK SPACE}")
+    return "none" if value is None else figures.grouped(int(str(value)))
