@@ -196,7 +196,8 @@ class Finish(Frame, frozen=True):
 class Reject(Frame, frozen=True):
     """The request was never admitted by the worker: nothing was computed, nothing is billed.
 
-    code: "queue_full" | "cannot_fit" | "invalid" | "hold_expired" | "draining" | "duplicate" | "not_found" (Attach)
+    code: "queue_full" | "cannot_fit" | "invalid" | "hold_expired" | "draining" | "duplicate" | "not_found" (Attach) |
+    "unavailable" (Redis didn't answer the claim)
     """
 
     request_id: str
