@@ -1,0 +1,49 @@
+"""Periodic tasks. Each may run late, twice or at the same time as itself without harm."""
+
+import datetime
+import uuid
+
+from asgiref.sync import async_to_sync
+from celery import shared_task
+from django.conf import settings
+from django.db.models import Q
+from django.utils import timezone
+from redis import Redis
+from redis.asyncio import Redis as AsyncRedis
+
+from gateway.admission.projection import Projection
+from tenants.ledger import settlement
+from tenants.models import ApiKey
+
+MONTHS_AHEAD = 3
+KEYS_USED = "lockgate:used"
+"""Hash: key id → Unix seconds of its last admitted call. Written by admission, moved to Postgres by `note_key_use`."""
+
+
+@shared_task  # type: ignore[untyped-decorator,unused-ignore]
+def make_partitions() -> None:
+    """Make the ledger's monthly partitions of this month and the next ones."""
+    settlement.make_partitions(first=timezone.now().date().replace(day=1), months=MONTHS_AHEAD)
+
+
+@shared_task  # type: ignore[untyped-decorator,unused-ignore]
+def note_key_use() -> None:
+    """Bring `last_used_at` of the keys that were used up to date."""
+    with Redis.from_url(settings.REDIS_URL) as redis, redis.pipeline(transaction=True) as pipeline:
+        pipeline.hgetall(KEYS_USED)
+        pipeline.delete(KEYS_USED)
+        used, _ = pipeline.execute()
+    for key_id, seconds in sorted(used.items()):
+        at = datetime.datetime.fromtimestamp(int(seconds), datetime.UTC)
+        ApiKey.objects.filter(Q(last_used_at=None) | Q(last_used_at__lt=at), pk=uuid.UUID(key_id.decode())).update(last_used_at=at)
+
+
+@shared_task  # type: ignore[untyped-decorator,unused-ignore]
+def renew_projection() -> None:
+    """Write every projection anew: the days and months that lie ahead move on."""
+    async_to_sync(_renew)()
+
+
+async def _renew() -> None:
+    async with AsyncRedis.from_url(settings.REDIS_URL) as redis:
+        await Projection(redis).write_all()
