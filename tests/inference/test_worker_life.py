@@ -2,7 +2,8 @@
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
+import tempfile
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -313,11 +314,20 @@ async def test_tcp_needs_the_shared_secret_on_both_sides(redis: Redis, redis_url
     assert list(await events(redis, 1)) == ["r1"]
 
 
-async def test_socket_of_a_living_worker_is_not_taken_and_that_of_a_dead_one_is(redis: Redis, redis_url: str, tmp_path: Path) -> None:
-    async with running_worker(redis_url, tmp_path) as worker:
-        socket = worker.address.removeprefix("unix:")
+@pytest.fixture
+def socket() -> Iterator[Path]:
+    """A path short enough for a Unix socket."""
+    with tempfile.TemporaryDirectory(prefix="lg-") as folder:
+        yield Path(folder) / "w1.sock"
+
+
+async def test_socket_of_a_living_worker_is_not_taken_and_that_of_a_dead_one_is(
+    redis: Redis, redis_url: str, tmp_path: Path, socket: Path
+) -> None:
+    async with running_worker(redis_url, tmp_path, socket=socket) as worker:
         assert "another process serves" in (await refused_start(redis_url, tmp_path, socket=socket))[-1]
         await worker.kill()
+    assert socket.exists()
     async with running_worker(redis_url, tmp_path, socket=socket) as worker, linked(worker) as gateway:
         gateway.send(submit())
         assert (await gateway.collect())[0] == {0: expected(worker, count=8)}

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -77,11 +78,6 @@ class WorkerProcess:
         return await self.proc.wait()
 
 
-def socket_path(worker_id: str) -> Path:
-    """Short enough for a Unix socket, whatever pytest's folders are called."""
-    return Path(tempfile.mkdtemp(prefix="lg-")) / f"{worker_id}.sock"
-
-
 @asynccontextmanager
 async def running_worker(
     redis_url: str, tmp_path: Path, *, worker_id: str = "w1", model: str = "synthetic", **flags: object
@@ -90,8 +86,9 @@ async def running_worker(
 
     Without `socket` or `listen` it serves a Unix socket of its own. Two workers on the same tmp_path share its journal folder.
     """
+    folder = Path(tempfile.mkdtemp(prefix="lg-"))  # pytest's own are too long for a Unix socket's path
     if not {"socket", "listen"} & flags.keys():
-        flags["socket"] = socket_path(worker_id)
+        flags["socket"] = folder / f"{worker_id}.sock"
     flags = {"blocks": 512, "threads": 1, "precision": "fp32"} | flags
     arguments = ["--redis-url", redis_url, "--home", str(tmp_path), "--worker-id", worker_id, "--model", model]
     for name, value in flags.items():
@@ -130,6 +127,7 @@ async def running_worker(
             proc.kill()
         await proc.wait()
         await output
+        shutil.rmtree(folder)
 
 
 async def refused_start(redis_url: str, tmp_path: Path, **flags: object) -> list[str]:
