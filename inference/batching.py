@@ -46,6 +46,7 @@ class BatchBuilder:
         self._block_size = block_size
         self._device = device
         rows, widest = tables.blocks.shape
+        self._rows = self._counts = np.zeros(0, dtype=np.int64)
         self._tokens = np.zeros(step_tokens, dtype=np.int64)
         self._positions = np.zeros(step_tokens, dtype=np.int64)
         self._slots = np.zeros(step_tokens, dtype=np.int64)
@@ -59,6 +60,7 @@ class BatchBuilder:
         tables, size, count = self._tables, self._block_size, len(work)
         rows = np.array([sequence.row for sequence in work], dtype=np.int64)
         counts = np.array([sequence.scheduled for sequence in work], dtype=np.int64)
+        self._rows, self._counts = rows, counts
         starts = self._starts[: count + 1]
         np.cumsum(counts, out=starts[1:])
         total = int(starts[count])
@@ -93,6 +95,10 @@ class BatchBuilder:
             block_tables=self._on_device(blocks),
             logit_rows=torch.as_tensor(np.asarray(logit_rows, dtype=np.int64)).to(self._device),
         )
+
+    def advance(self) -> None:
+        """The latest batch is computed: note it in the tables."""
+        self._tables.computed[self._rows] += self._counts
 
     def _arange_of(self, count: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         if count > len(self._arange):

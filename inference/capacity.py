@@ -6,6 +6,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from operator import attrgetter
 
+from inference.accounting import note_reused
 from inference.batching import RowTables
 from inference.blocks import Block, BlockPool
 from inference.config import EngineConfig
@@ -64,16 +65,8 @@ class Capacity:
         self.tables.next_token[sequence.row] = sequence.tokens[sequence.computed]
         sequence.state = RUNNING
         insort(self.running, sequence, key=_rank)
-        self._account_reused(sequence)
+        note_reused(sequence)
         return True
-
-    def _account_reused(self, sequence: Sequence) -> None:
-        request = sequence.request
-        reused = min(sequence.computed, sequence.prompt_length)
-        if reused > request.prompt_covered:
-            request.counters.cached_tokens += reused - request.prompt_covered
-            request.prompt_covered = reused
-        sequence.covered = max(sequence.covered, sequence.computed)
 
     def _reusable(self, sequence: Sequence, now: float) -> list[Block]:
         """Blocks that hold its beginning: in its cache domain, or with another choice of its request.

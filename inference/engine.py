@@ -7,6 +7,7 @@ came of it.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import ceil
@@ -14,6 +15,7 @@ from math import ceil
 import torch
 from torch import Tensor
 
+from inference.accounting import Totals, counters_of, note_computed
 from inference.batching import BatchBuilder, RowTables
 from inference.blocks import BlockPool, BlockTable
 from inference.config import EngineConfig
@@ -30,9 +32,6 @@ from inference.validation import check_fits, check_prompt, check_submit
 
 __all__ = ["Engine", "RequestRejected", "StepOutput"]
 
-_BLOCK_SECONDS_EVERY_S = 0.5  # live block-seconds are summed anew no more often: it takes a pass over the request's blocks
-_SMOOTHING = 0.1
-
 
 @dataclass(slots=True)
 class StepOutput:
@@ -43,22 +42,6 @@ class StepOutput:
     tokens: list[TokenOut] = field(default_factory=list)
     ends: list[ChoiceEnd] = field(default_factory=list)
     finished: list[Finish] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _Totals:
-    """Since the start."""
-
-    steps: int = 0
-    computed: int = 0
-    cached: int = 0
-    generated: int = 0
-    failed: int = 0
-    step_s: float = 0.0
-    """Of late, smoothed."""
-    start_every_s: float = 0.0
-    """Seconds between two requests that leave the queue, of late."""
-    last_start: float | None = None
 
 
 @dataclass(slots=True)
@@ -93,7 +76,7 @@ class Engine:
         self._queued: dict[str, Request] = {}
         self._finished: list[Finish] = []
         self._order = 0
-        self._totals = _Totals()
+        self._totals = Totals()
 
     @property
     def max_prompt_tokens(self) -> int:
@@ -117,14 +100,14 @@ class Engine:
         if submit.request_id in self._requests:
             raise RequestRejected("duplicate", f"request {submit.request_id!r} is known already")
         check_submit(submit, config, model.vocab_size)
-        prompt = check_prompt(submit.prompt, model.vocab_size)
         check_fits(
-            len(prompt),
+            len(submit.prompt),
             submit.sampling.max_tokens,
             context_length=model.context_length,
             blocks=self.pool.total,
             block_size=config.block_size,
         )
+        prompt = check_prompt(submit.prompt, model.vocab_size)
         if len(self._queued) >= config.queue_limit:
             raise RequestRejected("queue_full", f"{config.queue_limit} requests wait already", retry_after_s=self._retry_after_s())
         tier = self.scheduler.tier(submit.tier)
@@ -201,7 +184,7 @@ class Engine:
 
     def counters(self, request_id: str) -> Counters:
         """The totals so far of a request that hasn't finished. Raises KeyError for any other."""
-        return self._count(self._requests[request_id], self._clock())
+        return counters_of(self._requests[request_id], self._clock())
 
     def load(self) -> Load:
         totals = self._totals
@@ -242,17 +225,13 @@ class Engine:
         self._start_admitted(output, now)
         if work:
             self._run(work, output)
-            self._totals.steps += 1
-            took = self._clock() - now
-            self._totals.step_s += (took - self._totals.step_s) * (_SMOOTHING if self._totals.steps > 1 else 1)
+            self._totals.note_step(self._clock() - now)
         output.finished, self._finished = self._finished, output.finished
         return output
 
     def _expire(self, now: float) -> None:
-        for request in list(self._queued.values()):
-            if now - request.arrived_at < self.config.queue_timeout_s:
-                break
-            self._end_request(request, FinishReason.TIMEOUT, now)
+        while (due := self.next_deadline()) is not None and due <= now:
+            self._end_request(next(iter(self._queued.values())), FinishReason.TIMEOUT, now)
 
     def _start_admitted(self, output: StepOutput, now: float) -> None:
         for sequence in self.scheduler.admitted:
@@ -265,14 +244,8 @@ class Engine:
                 del self._queued[request.submit.request_id]
                 cached = request.counters.cached_tokens
                 output.started.append(Started(request.submit.request_id, cached, now - request.arrived_at))
-                self._note_start(now)
+                self._totals.note_start(now, cached)
         self.scheduler.admitted.clear()
-
-    def _note_start(self, now: float) -> None:
-        totals = self._totals
-        if totals.last_start is not None:
-            totals.start_every_s += (now - totals.last_start - totals.start_every_s) * _SMOOTHING
-        totals.last_start = now
 
     def _retry_after_s(self) -> float:
         """When a place in the queue is likely to be free."""
@@ -322,10 +295,22 @@ class Engine:
     def _apply(self, work: list[Sequence], computed: _Computed, output: StepOutput) -> None:
         """Make the step part of the requests."""
         now = self._clock()
+        block_size = self.config.block_size
         for sequence in work:
-            self._advance(sequence, now)
+            end = sequence.computed + 1
+            if sequence.scheduled == 1 and end > sequence.covered >= sequence.prompt_length:  # a plain decode
+                sequence.computed = sequence.covered = end
+                sequence.scheduled = 0
+                if end % block_size == 0:
+                    self._record_blocks(sequence, now)
+            else:
+                self._advance(sequence, now)
+        self._builder.advance()
         output.prompt_logprobs.extend(one for one in computed.told if one is not None)
         sampled = computed.sampled
+        if not computed.sampling:
+            return
+        self._tables.next_token[[sequence.row for sequence in computed.sampling]] = sampled.tokens
         failed = set(sampled.failed)
         for index, sequence in enumerate(computed.sampling):
             if index in failed:
@@ -353,25 +338,20 @@ class Engine:
 
     def _advance(self, sequence: Sequence, now: float) -> None:
         """The scheduled tokens' K and V are in the cache."""
-        request, count = sequence.request, sequence.scheduled
-        begin, end = sequence.computed, sequence.computed + count
-        if begin < sequence.covered or begin < sequence.prompt_length:
-            prompt_end = min(end, sequence.prompt_length)
-            if request.tells_prompt:
-                request.prompt_told = max(request.prompt_told, min(end, sequence.prompt_length - 1) + 1)
-            new = max(0, prompt_end - max(begin, request.prompt_covered))
-            again = max(0, prompt_end - begin) - new + max(0, min(end, sequence.covered) - max(begin, sequence.prompt_length))
-            request.prompt_covered = max(request.prompt_covered, prompt_end)
-            request.counters.computed_tokens += new
-            request.counters.recomputed_tokens += again
-        sequence.covered = max(sequence.covered, end)
+        request, end = sequence.request, sequence.computed + sequence.scheduled
+        if request.tells_prompt:
+            request.prompt_told = max(request.prompt_told, min(end, sequence.prompt_length - 1) + 1)
+        self._totals.computed += note_computed(sequence, end)
         sequence.computed = end
         sequence.scheduled = 0
-        self._tables.computed[sequence.row] = end
         if end < sequence.length:
             self._tables.next_token[sequence.row] = sequence.tokens[end]
-        self._totals.computed += count
-        full = end // self.config.block_size
+        self._record_blocks(sequence, now)
+
+    def _record_blocks(self, sequence: Sequence, now: float) -> None:
+        """Put blocks that became full into the prefix index."""
+        request = sequence.request
+        full = sequence.computed // self.config.block_size
         if request.root is not None and full > sequence.named:
             self._index.extend(sequence.keys, request.root, sequence.tokens, full)
             for index in range(sequence.named, full):
@@ -384,7 +364,6 @@ class Engine:
         request = sequence.request
         request_id = request.submit.request_id
         sequence.tokens[sequence.length] = token
-        self._tables.next_token[sequence.row] = token
         index = sequence.generated
         sequence.length += 1
         sequence.generated += 1
@@ -437,41 +416,24 @@ class Engine:
         self._queued.pop(request_id, None)
         del self._requests[request_id]
         request.reason, request.ended_at, request.error = reason, now, error
-        self._finished.append(Finish(request_id=request_id, reason=reason, counters=self._count(request, now), error=error))
-        self._totals.cached += request.counters.cached_tokens
+        self._finished.append(Finish(request_id=request_id, reason=reason, counters=counters_of(request, now), error=error))
 
     def _fail(self, sequence: Sequence, error: str) -> None:
         """End a request whose fault something was, and let nobody reuse what it may have spoilt."""
         request = sequence.request
         if sequence.state == ENDED:
             return
+        holds = Counter(block for each in request.sequences for block in each.table.blocks)
+        for block, count in holds.items():
+            if block.refs == count:
+                self.pool.unname(block)
+                for cache in self.caches:
+                    cache.keys[:, block.index] = 0
+                    cache.values[:, block.index] = 0
         for each in request.sequences:
             each.scheduled = 0
-            for block in each.table.blocks:
-                if block.refs == 1:
-                    self.pool.unname(block)
-                    for cache in self.caches:
-                        cache.keys[:, block.index] = 0
-                        cache.values[:, block.index] = 0
         self._totals.failed += 1
         self._end_request(request, FinishReason.ERROR, self._clock(), error)
-
-    def _count(self, request: Request, now: float) -> Counters:
-        counters = request.counters
-        counters.prompt_tokens = counters.computed_tokens + counters.cached_tokens
-        counters.generated_tokens = sum(sequence.generated for sequence in request.sequences)
-        counters.billed_tokens = sum(sequence.billed for sequence in request.sequences)
-        counters.wasted_tokens = counters.generated_tokens - counters.billed_tokens
-        started = request.started_at
-        counters.queue_s = (now if started is None else started) - request.arrived_at
-        if started is not None:
-            first = request.first_token_at
-            counters.prefill_s = (now if first is None else first) - started
-            counters.decode_s = 0.0 if first is None else now - first
-            if request.ended_at is not None or now - request.block_s_at >= _BLOCK_SECONDS_EVERY_S:
-                counters.kv_block_s = request.block_seconds(now)
-                request.block_s_at = now
-        return Counters(**{name: getattr(counters, name) for name in Counters.__struct_fields__})
 
     # --- checks ----------------------------------------------------------------------------------------------------------------
 
