@@ -110,6 +110,7 @@ class Link:
         self.draining = False
         self.registered = True
         """Whether the registry still names the worker. Kept by the registry."""
+        self._closing = False
         self._runner = asyncio.create_task(self._run(), name=f"link to {self.worker_id}")
 
     # --- what is known of the worker -------------------------------------------------------------------------------------------
@@ -181,6 +182,7 @@ class Link:
 
     async def close(self) -> None:
         """Close for good. Requests still here are lost."""
+        self._closing = True
         self._runner.cancel()
         await asyncio.gather(self._runner, return_exceptions=True)
         if self._connection is not None:
@@ -228,7 +230,7 @@ class Link:
         self._greeted(self)
 
     def _lost(self, why: str) -> None:
-        log.warning("link to worker %s lost: %s", self.worker_id, why)
+        log.log(logging.INFO if self._closing else logging.WARNING, "link to worker %s lost: %s", self.worker_id, why)
         self._connection = None
         self.load = None
         gone = {**self._receivers, **self._attaching}

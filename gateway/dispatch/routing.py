@@ -21,14 +21,19 @@ class Router:
 
     def __init__(self) -> None:
         self._homes: OrderedDict[bytes, str] = OrderedDict()
+        self._chosen: dict[str, int] = {}
+        """When each worker was last chosen: of equally busy ones the longest unused gets the request."""
+        self._choices = 0
 
     def choose(self, links: Collection[Link], prompt: Sequence[int], domain: bytes | None) -> Link:
         """The link to use; `links` must not be empty."""
         if len(links) == 1:
             return next(iter(links))
-        least = min(links, key=lambda link: link.pressure)
+        least = min(links, key=lambda link: (link.pressure, self._chosen.get(link.worker_id, 0)))
         keys = [] if domain is None else _prefix_keys(prompt, domain)
         chosen = self._cached(links, keys, most_pressure=least.pressure + TOLERATED_IMBALANCE) or least
+        self._choices += 1
+        self._chosen[chosen.worker_id] = self._choices
         for key in keys:
             self._homes[key] = chosen.worker_id
             self._homes.move_to_end(key)

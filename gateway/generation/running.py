@@ -144,6 +144,11 @@ class Generation:
         return self._allowance.total
 
     @property
+    def unread(self) -> int:
+        """Events that wait for the reader."""
+        return len(self._events)
+
+    @property
     def over(self) -> bool:
         """Its worker has said its last word, or is gone."""
         return self._settling is not None or self.done.is_set()

@@ -15,8 +15,14 @@ from inference.protocol.sampling import Sampling
 from tests.gateway.scripted_admissions import digest_of
 
 MODEL = "synthetic"
+SAID = "the quick brown fox jumps over the lazy dog. "
 
 _numbers = itertools.count(1)
+
+
+def answer(prompt: str, count: int) -> str:
+    """What the synthetic model says after this prompt."""
+    return "".join(SAID[position % len(SAID)] for position in range(len(prompt), len(prompt) + count))
 
 
 async def until(true: Callable[[], object], *, timeout_s: float = 20.0) -> None:
