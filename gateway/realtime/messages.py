@@ -49,10 +49,10 @@ class Create(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, tag_
     instructions: str | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=0, lt=2**31)] | None = None
+    top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    seed: Annotated[int, Meta(ge=0, lt=2**63)] | None = None
-    max_output_tokens: Annotated[int, Meta(ge=1, lt=2**31)] | None = None
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     ignore_eos: bool | None = None
     metadata: Metadata | None = None
     text: Text | None = None
@@ -98,7 +98,7 @@ class CancelResponse(Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
 
 class Resume(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, tag_field="type", tag="response.resume"):
     response_id: ResponseId
-    starting_after: Annotated[int, Meta(ge=-1, lt=2**53)] = -1
+    starting_after: Annotated[int, Meta(ge=-1, le=2**53)] = -1
     """The sequence number of the last event that was received; -1 for all from the beginning."""
 
 
