@@ -4,6 +4,7 @@ import base64
 import binascii
 import json
 import uuid
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Generic, Literal, TypeVar
@@ -112,6 +113,19 @@ def audit_entries(
     if until is not None:
         query = query.filter(at__lt=until)
     return query
+
+
+def names(kind: Literal["tenant", "project", "key", "model"], ids: Iterable[str]) -> dict[str, str]:
+    """What people call the tenants, projects or keys of these ids; a model's id is its name."""
+    if kind == "tenant":
+        return {str(pk): name for pk, name in Tenant.objects.filter(pk__in=ids).values_list("pk", "name")}
+    if kind == "project":
+        rows = Project.objects.filter(pk__in=ids).values_list("pk", "tenant__name", "name")
+        return {str(pk): f"{tenant} / {name}" for pk, tenant, name in rows}
+    if kind == "key":
+        keyed = ApiKey.objects.filter(pk__in=ids).values_list("pk", "tenant__name", "prefix", "name")
+        return {str(pk): f"{tenant} / {prefix}…{f' ({name})' if name else ''}" for pk, tenant, prefix, name in keyed}
+    return {name: name for name in ids}
 
 
 def one(query: QuerySet[Row], row_id: object) -> Row:

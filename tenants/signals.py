@@ -3,4 +3,4 @@
 from django.dispatch import Signal
 
 access_changed = Signal()
-"""Sent after commit when what admission knows has changed. `changes`: tuple of (kind, id as text), kind "tenant", "project" or "key"."""
+"""Sent after commit when what admission knows has changed. `changes`: tuple of (kind, UUID), kind "tenant", "project" or "key"."""

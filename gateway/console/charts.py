@@ -40,6 +40,45 @@ class Chart:
         return not any(line.path for line in self.lines)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    x: str
+    y: str
+    width: str
+    height: str
+    colour: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    title: str
+    legend: tuple[tuple[str, int], ...]
+    bars: tuple[Bar, ...]
+    top: float
+    begin: str
+    end: str
+
+
+def columns(title: str, legend: Sequence[tuple[str, int]], stacks: Sequence[tuple[str, Sequence[int]]]) -> Columns:
+    """One stack for each label, its parts in the legend's order from the bottom up."""
+    top = _round_up(float(max((sum(parts) for _, parts in stacks), default=0)))
+    step = WIDTH / max(1, len(stacks))
+    bars: list[Bar] = []
+    for index, (_, parts) in enumerate(stacks):
+        y = float(HEIGHT)
+        for (_, colour), part in zip(legend, parts, strict=True):
+            height = HEIGHT * part / top
+            y -= height
+            if part:
+                bars.append(
+                    Bar(
+                        x=f"{index * step + step * 0.1:.2f}", y=f"{y:.2f}", width=f"{step * 0.8:.2f}", height=f"{height:.2f}", colour=colour
+                    )
+                )
+    begin, end = (stacks[0][0], stacks[-1][0]) if stacks else ("", "")
+    return Columns(title=title, legend=tuple(legend), bars=tuple(bars), top=top, begin=begin, end=end)
+
+
 def chart(title: str, unit: str, series: Sequence[tuple[str, int, Points]], *, span_s: float) -> Chart:
     """The series (name, colour, points by time) over the `span_s` before the latest point."""
     times = [at for _, _, points in series for at, _ in points]

@@ -154,6 +154,19 @@ class KeyFilter(forms.Form):
     tenant = forms.ModelChoiceField(Tenant.objects.order_by("name"), required=False, empty_label="every tenant")
 
 
+class UsageFilter(forms.Form):
+    days = forms.TypedChoiceField(
+        required=False, coerce=int, initial=30, label="Range", choices=[(7, "7 days"), (30, "30 days"), (90, "90 days")]
+    )
+    group = forms.ChoiceField(
+        required=False,
+        initial="tenant",
+        label="Group by",
+        choices=[("tenant", "tenant"), ("project", "project"), ("key", "key"), ("model", "model")],
+    )
+    tenant = forms.ModelChoiceField(Tenant.objects.order_by("name"), required=False, empty_label="every tenant")
+
+
 class AuditFilter(forms.Form):
     actor = forms.CharField(required=False, max_length=150)
     action = forms.ChoiceField(

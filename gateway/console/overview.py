@@ -12,7 +12,7 @@ from django.http.response import HttpResponseBase
 from django.template.loader import render_to_string
 from django.views.decorators.http import require_GET
 
-from gateway.console import charts, latency, sampler
+from gateway.console import charts, latency, sampler, usage
 from gateway.console.attention import concerns
 from gateway.console.fleet import Fleet, Worker, blocks_held
 from gateway.console.history import History
@@ -22,6 +22,8 @@ from gateway.console.shell import page, reading
 SPAN_S = 300.0
 REAUTHORISE_EVERY = 2
 """Samples between two looks at whether the session still holds."""
+COUNT_EVERY = 15
+"""Samples between two looks at the rollups."""
 
 
 @require_GET
@@ -29,7 +31,7 @@ REAUTHORISE_EVERY = 2
 def overview(request: HttpRequest) -> HttpResponse:
     history = History()
     history.add(*sampler.look())
-    return page(request, "console/overview/page.html", figures(history))
+    return page(request, "console/overview/page.html", {**figures(history), "today": usage.today()})
 
 
 @require_GET
@@ -45,26 +47,41 @@ async def live(request: HttpRequest) -> HttpResponseBase:
 
 async def _events(request: HttpRequest) -> AsyncIterator[str]:
     sample = 0
+    used: dict[str, Any] = {}
     async with aclosing(sampler.sampler().watch()) as histories:
         async for history in histories:
             if sample % REAUTHORISE_EVERY == 0 and not await sync_to_async(_still_permitted)(request):
                 yield "event: signed-out\ndata: \n\n"
                 return
+            if sample % COUNT_EVERY == 0:
+                used = await sync_to_async(_used_today)()
             sample += 1
-            html = render_to_string("console/overview/live.html", figures(history))
+            html = render_to_string("console/overview/live.html", {**figures(history), "today": used})
             yield "".join(f"data: {line}\n" for line in html.splitlines() if line.strip()) + "\n"
 
 
+def _used_today() -> dict[str, Any]:
+    try:
+        return usage.today()
+    finally:
+        _give_back_connection()
+
+
+def _give_back_connection() -> None:
+    """A stream must hold no connection while it waits."""
+    if not connection.in_atomic_block:
+        connection.close()
+
+
 def _still_permitted(request: HttpRequest) -> bool:
-    """Whether the session is still there and its owner may read. Gives its connection back: a stream must not hold one while it waits."""
+    """Whether the session is still there and its owner may read."""
     try:
         session = type(request.session)(request.session.session_key)
         fresh = HttpRequest()
         fresh.session = session
         return role_of(get_user(fresh)) is not None
     finally:
-        if not connection.in_atomic_block:
-            connection.close()
+        _give_back_connection()
 
 
 def figures(history: History) -> dict[str, Any]:

@@ -30,6 +30,7 @@ class Entry:
 MAP: tuple[tuple[str, tuple[Entry, ...]], ...] = (
     ("Operate", (Entry("Overview", "layout-dashboard", "console:overview"),)),
     ("Customers", (Entry("Tenants", "building-2", "console:tenants"), Entry("Keys", "key-round", "console:keys"))),
+    ("Money", (Entry("Usage", "chart-column", "console:usage"),)),
     ("Govern", (Entry("Audit", "scroll-text", "console:audit"),)),
 )
 

@@ -1,6 +1,6 @@
 from django.urls import URLPattern, URLResolver, path
 
-from gateway.console import account, audit, keys, overview, projects, tenants
+from gateway.console import account, audit, keys, overview, projects, tenants, usage
 
 app_name = "console"
 
@@ -27,5 +27,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("keys/<uuid:key_id>/", keys.key, name="key"),
     path("keys/<uuid:key_id>/rotate/", keys.rotate_key, name="rotate-key"),
     path("keys/<uuid:key_id>/revoke/", keys.revoke_key, name="revoke-key"),
+    path("usage/", usage.usage, name="usage"),
+    path("usage.csv", usage.export, name="usage-export"),
     path("audit/", audit.audit, name="audit"),
 ]

@@ -8,6 +8,7 @@ from gateway.rest.schema import DocsView, SchemaView
 from gateway.rest.session import SessionView
 from gateway.rest.tenants import TenantViewSet
 from gateway.rest.trust_groups import TrustGroupViewSet
+from gateway.rest.usage import UsageViewSet
 
 router = SimpleRouter(use_regex_path=False)
 router.register("tenants", TenantViewSet, basename="tenant")
@@ -15,6 +16,7 @@ router.register("projects", ProjectViewSet, basename="project")
 router.register("keys", KeyViewSet, basename="key")
 router.register("trust-groups", TrustGroupViewSet, basename="trust-group")
 router.register("audit", AuditEntryViewSet, basename="audit-entry")
+router.register("usage", UsageViewSet, basename="usage")
 
 urlpatterns: list[URLPattern | URLResolver] = [
     path("v1/session/", SessionView.as_view(), name="session"),

@@ -67,10 +67,9 @@ def record(
     if not changes:
         return
     AccessChange.objects.bulk_create([AccessChange(kind=changed, target=target_id) for changed, target_id in changes])
-    announced = tuple((changed, str(target_id)) for changed, target_id in changes)
 
     def announce() -> None:
-        access_changed.send(sender=type(target), changes=announced)
+        access_changed.send(sender=type(target), changes=tuple(changes))
 
     # Robust: the change is committed by then. A listener that fails is logged, and the outbox row stays until admission has it.
     transaction.on_commit(announce, robust=True)

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.django_db
 @pytest.fixture
 def announced():
     """Every change that was announced, in order."""
-    heard: list[tuple[str, str]] = []
+    heard: list[tuple[str, uuid.UUID]] = []
 
     def listen(changes, **_):
         heard.extend(changes)
@@ -44,7 +44,7 @@ def test_a_new_tenant_has_a_default_project_and_admission_is_told_of_both(operat
     project = tenant.projects.get()
     assert (tenant.weight, tenant.tokens_per_day, project.name) == (2.0, 5000, "default")
     assert outbox() == {("tenant", tenant.pk), ("project", project.pk)}
-    assert announced == [("tenant", str(tenant.pk)), ("project", str(project.pk))]
+    assert announced == [("tenant", tenant.pk), ("project", project.pk)]
 
 
 def test_nothing_is_announced_before_the_commit(operator, announced, django_capture_on_commit_callbacks):

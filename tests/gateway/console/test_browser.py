@@ -189,7 +189,7 @@ def test_the_theme_is_switched_and_kept(page: Page, address: str, cast):
 
 
 PAGES = ["", "tenants/", "tenants/new/", "tenants/{tenant}/", "tenants/{tenant}/suspend/", "projects/{project}/", "keys/", "keys/new/"]
-PAGES += ["keys/{key}/", "keys/{key}/rotate/", "keys/{key}/revoke/", "audit/", "tenants/?search=nothing"]
+PAGES += ["usage/", "keys/{key}/", "keys/{key}/rotate/", "keys/{key}/revoke/", "audit/", "tenants/?search=nothing"]
 
 
 @pytest.mark.parametrize(("theme", "width"), [("light", 1280), ("dark", 390)])

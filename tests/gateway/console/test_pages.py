@@ -13,7 +13,7 @@ from tests.gateway.console.conftest import COMMAND_LINE, PASSWORD, announce
 
 pytestmark = pytest.mark.django_db
 
-LISTS = ["overview", "tenants", "keys", "audit"]
+LISTS = ["overview", "tenants", "keys", "usage", "audit"]
 OPERATORS_ONLY = ["create-tenant", "create-key"]
 OF_A_TENANT = ["tenant", "suspend-tenant", "create-project"]
 OF_A_KEY = ["key", "rotate-key", "revoke-key"]
