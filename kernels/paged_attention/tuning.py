@@ -28,7 +28,7 @@ PREFILL = {
     (64, 2): Tile(rows=64, keys=64, warps=4, stages=2),
     (128, 2): Tile(rows=64, keys=64, warps=8, stages=2),
     (256, 2): Tile(rows=64, keys=32, warps=8, stages=1),
-    (64, 4): Tile(rows=32, keys=32, warps=8, stages=1),
+    (64, 4): Tile(rows=32, keys=16, warps=8, stages=1),
     (128, 4): Tile(rows=32, keys=16, warps=8, stages=1),
     (256, 4): Tile(rows=16, keys=16, warps=8, stages=1),
 }
