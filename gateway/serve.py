@@ -28,7 +28,9 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         from gateway import generation
+        from gateway.console.sampler import sampler
 
+        sampler().end()
         draining = asyncio.create_task(generation.service().drain(DRAIN_S))
         try:
             await super().shutdown(sockets)

@@ -23,6 +23,12 @@ class Sampler:
         self._watchers = 0
         self._task: asyncio.Task[None] | None = None
         self._next: asyncio.Future[None] | None = None
+        self._ended = False
+
+    def end(self) -> None:
+        """Let every watcher go: the process is about to stop, and would wait for their streams."""
+        self._ended = True
+        self._wake()
 
     async def watch(self) -> AsyncGenerator[History]:
         """The history after each sample. A watcher that is slow misses samples, it delays nobody."""
@@ -33,11 +39,12 @@ class Sampler:
         try:
             if self.history.latest is not None:
                 yield self.history
-            while True:
+            while not self._ended:
                 if self._next is None or self._next.done():
                     self._next = loop.create_future()
                 await asyncio.shield(self._next)
-                yield self.history
+                if not self._ended:
+                    yield self.history
         finally:
             self._watchers -= 1
             if not self._watchers and self._task is not None:
@@ -48,13 +55,16 @@ class Sampler:
         try:
             while True:
                 self.history.add(*await asyncio.to_thread(look))
-                if self._next is not None and not self._next.done():
-                    self._next.set_result(None)
+                self._wake()
                 await asyncio.sleep(INTERVAL_S)
         except Exception as error:
             if self._next is not None and not self._next.done():
                 self._next.set_exception(error)
             raise
+
+    def _wake(self) -> None:
+        if self._next is not None and not self._next.done():
+            self._next.set_result(None)
 
 
 _samplers: WeakKeyDictionary[asyncio.AbstractEventLoop, Sampler] = WeakKeyDictionary()

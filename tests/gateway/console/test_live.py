@@ -79,6 +79,15 @@ async def test_watchers_share_one_reader_that_rests_when_they_are_gone(empty_reg
         await task
 
 
+async def test_every_watcher_is_let_go_when_the_process_stops(quick):
+    shared = sampler.Sampler()
+    async with aclosing(shared.watch()) as histories:
+        await anext(histories)
+        shared.end()
+        assert [history async for history in histories] == []
+    assert [history async for history in shared.watch()] == [shared.history]
+
+
 async def test_a_reader_that_fails_fails_its_watchers_rather_than_leaving_them_waiting(monkeypatch, quick):
     def fail():
         raise ZeroDivisionError
