@@ -139,6 +139,17 @@ def test_a_large_request_is_not_starved_by_small_ones() -> None:
     assert "large" in driver.finished
 
 
+def test_a_request_that_needs_the_whole_pool_gets_it_from_those_that_stall() -> None:
+    driver = Driver(config=small_config(blocks=10, max_sequences=16))
+    for index, prompt in enumerate(prompts(8, 3)):
+        driver.submit(f"stalled {index}", prompt, allowance=1)
+    driver.run()
+    assert driver.engine.load().running == 8
+    driver.submit("large", (PROMPT * 2)[:36], max_tokens=4)
+    driver.run()
+    assert driver.text("large") == driver.model.continuation((PROMPT * 2)[:36], 4)
+
+
 # --- tiers ---------------------------------------------------------------------------------------------------------------------
 
 
