@@ -44,6 +44,7 @@ from inference.serving.options import WorkerOptions, parse
 from inference.serving.service import Service
 from inference.usage import UsageOutbox
 from inference.weights import WeightsError
+from inference.weights.resolve import resolve
 from kernels import threads
 
 log = logging.getLogger("inference.worker")
@@ -225,7 +226,7 @@ def load(options: WorkerOptions) -> tuple[Engine, ModelCard]:
     if options.model.partition(":")[0] == synthetic.PREFIX:
         loaded = model = synthetic.SyntheticModel(synthetic.Script.parse(options.model))
     else:
-        loaded = load_model(options.model, precision=options.precision, device=options.device, max_context=options.max_context)
+        loaded = load_model(resolve(options.model), precision=options.precision, device=options.device, max_context=options.max_context)
         model = loaded.model
     say(f"loaded in {time.monotonic() - started:.1f} s")
     engine = Engine(model, options.engine, clock=time.monotonic)
