@@ -1,11 +1,14 @@
 """Real servers for every test that wants one: a Postgres and a Valkey of the session's own, unless DATABASE_URL / REDIS_URL name some."""
 
+import logging
 import os
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
 import redis as redis_sync
 import redis.asyncio as redis_async
+
+logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for every request would bury what a failed test logged
 
 
 @pytest.fixture(scope="session")
