@@ -10,8 +10,7 @@ from typing import Literal
 
 from redis.exceptions import RedisError
 
-from gateway import metrics
-from gateway.admission.outcomes import Extension, LimitState
+from gateway.admission.outcomes import LimitState
 from gateway.dispatch.link import Link
 from gateway.events import Delta, Event, Failed, Finished, GenerationRequest, PromptScored, TokenLogprob
 from gateway.events import Started as StartedEvent
@@ -19,7 +18,9 @@ from gateway.generation.admissions import Admissions
 from gateway.generation.allowance import Allowance
 from gateway.generation.catalogue import ServedModel
 from gateway.generation.choice import Choice
+from gateway.generation.hold import Hold
 from gateway.generation.responses import Responses
+from gateway.generation.timings import Timings
 from gateway.text import TextStream, Tokenizer
 from inference.protocol.frames import Allow, Attached, Cancel, ChoiceEnd, Finish, Pause, PromptLogprobs, Reject, Started, TokenOut
 from inference.protocol.usage import Counters, FinishReason
@@ -27,10 +28,6 @@ from inference.protocol.usage import Counters, FinishReason
 log = logging.getLogger(__name__)
 
 FailureCode = Literal["engine_error", "worker_lost", "timeout", "cancelled", "slow_reader", "revoked"]
-
-_RETRY_S = 1.0
-"""When Redis or a minute's rate didn't say when to ask again."""
-_LONGEST_WAIT_S = 60.0
 
 _MESSAGES: dict[FailureCode, str] = {
     "engine_error": "The engine failed on this request.",
@@ -75,7 +72,7 @@ class Generation:
         responses: Responses | None = None,
         prompt_tokens: int | None = None,
         note: bytes = b"",
-        measured: bool = True,
+        counted: bool = True,
     ) -> None:
         self.request = request
         self.limits = limits
@@ -89,15 +86,20 @@ class Generation:
         self.done = asyncio.Event()
         """Settled or lost; nothing more will happen."""
         self._model = model
-        self._allowance = allowance
+        self._hold = Hold(
+            request.request_id,
+            allowance,
+            admissions,
+            responses=responses,
+            granted=self._granted,
+            spent=self._spent,
+            broke=self._hold_broke,
+        )
         self._admissions = admissions
         self._patience = patience
         self._on_end = ended
         self._responses = responses
-        self._measured = measured
-        self._started_at = time.monotonic()
-        self._first_token_at: float | None = None
-        self._last_token_at: float | None = None
+        self._timings = Timings(model.card.name, request.endpoint, counted=counted)
         self._generated = 0
         sampling = request.sampling
         ending = set(sampling.stop_token_ids) if sampling.ignore_eos else {*sampling.stop_token_ids, *model.card.eos_token_ids}
@@ -116,12 +118,10 @@ class Generation:
         self._timer: asyncio.TimerHandle | None = None
         self._ending_as: FailureCode | None = None
         """Why the gateway itself cancelled it."""
-        self._budget_told = False
-        self._extending: asyncio.Task[None] | None = None
+        self._ending_message: str | None = None
         self._settling: asyncio.Task[None] | None = None
         self._accepted: asyncio.Future[Reject | None] = asyncio.get_running_loop().create_future()
         """The worker's first word."""
-        metrics.entered(model.card.name)
 
     def _text(self, index: int) -> TextStream:
         request = self.request
@@ -141,7 +141,7 @@ class Generation:
     @property
     def allowance(self) -> int:
         """Tokens that may be generated so far."""
-        return self._allowance.total
+        return self._hold.allowance
 
     @property
     def unread(self) -> int:
@@ -172,18 +172,19 @@ class Generation:
         """End it now: its reader is gone. What was computed is billed. Idempotent; does nothing to one that has ended."""
         self.cancel("cancelled")
 
-    def cancel(self, code: FailureCode) -> None:
+    def cancel(self, code: FailureCode, message: str | None = None) -> None:
         """End it now, as a failure of this kind. Deltas that weren't read are dropped."""
         if not self.over and self._ending_as is None:
             self._mute()
-            self.stop(code)
+            self.stop(code, message)
 
-    def stop(self, code: FailureCode = "cancelled") -> None:
+    def stop(self, code: FailureCode = "cancelled", message: str | None = None) -> None:
         """End it, as a failure of this kind, once everything that was generated is told."""
         if self.over or self._ending_as is not None:
             return
         self._ending_as = code
-        self._stop_extending()
+        self._ending_message = message
+        self._hold.stop()
         self.link.tell(Cancel(request_id=self.request_id))
         self._after(self._patience.cancel_s, self._give_up)
 
@@ -280,17 +281,13 @@ class Generation:
         now = time.monotonic()
         self.quiet_since = now
         if self._generated:
-            if self._first_token_at is None:
-                self._first_token_at = now
-                if self._measured:
-                    metrics.first_token(self._model.card.name, now - self._started_at)
-            self._last_token_at = now
+            self._timings.tokens_came(now)
         for index in self._touched:
             if self._choices[index].finished is None:
                 self._say(self._choices[index].take())
         self._touched.clear()
         if self._ending_as is None:
-            self._mind_allowance()
+            self._hold.mind(self._generated)
             self._mind_reader()
 
     def finished(self, finish: Finish) -> None:
@@ -351,43 +348,18 @@ class Generation:
             choice.told = True
             self._emit(choice.finished)
 
-    def _mind_allowance(self) -> None:
-        if self._allowance.spent(self._generated):
-            if not self._budget_told:
-                self._budget_told = True
-                delivered = {choice.index: choice.delivered for choice in self._choices}
-                self.link.tell(Cancel(request_id=self.request_id, reason=FinishReason.BUDGET, delivered=delivered))
-        elif self._extending is None and self._allowance.due(self._generated):
-            self._extending = asyncio.create_task(self._extend())
+    def _granted(self, allowance: int) -> None:
+        self.link.tell(Allow(request_id=self.request_id, allowance=allowance))
 
-    async def _extend(self) -> None:
-        """Hold more tokens, waiting out a minute's rate. Ends with more allowance or with the budget."""
-        while True:
-            extension = await self._ask_extension()
-            if extension is not None:
-                if self._allowance.answer(extension):
-                    self.link.tell(Allow(request_id=self.request_id, allowance=self._allowance.total))
-                    await self._note_allowance()
-                if self._allowance.budget_ended or not self._allowance.due(self._generated):
-                    break
-            wait_s = _RETRY_S if extension is None or extension.retry_after_s is None else extension.retry_after_s
-            await asyncio.sleep(min(max(wait_s, 0.05), _LONGEST_WAIT_S))
-        self._extending = None
-        self._mind_allowance()
+    def _spent(self) -> None:
+        """A budget has ended, and its last token is here."""
+        delivered = {choice.index: choice.delivered for choice in self._choices}
+        self.link.tell(Cancel(request_id=self.request_id, reason=FinishReason.BUDGET, delivered=delivered))
 
-    async def _ask_extension(self) -> Extension | None:
-        try:
-            return await self._admissions.extend(self.request_id, self._allowance.wanted())
-        except (RedisError, OSError) as error:
-            log.warning("request %s: its hold can't be extended now: %s", self.request_id, error)
-            return None
-
-    async def _note_allowance(self) -> None:
-        if self._responses is not None:
-            try:
-                await self._responses.note_allowance(self.request_id, self._allowance.total)
-            except (RedisError, OSError) as error:
-                log.warning("response %s: its allowance can't be noted: %s", self.request_id, error)
+    def _hold_broke(self, error: Exception) -> None:
+        self.link.forget(self.request_id, self)
+        self.link.tell(Cancel(request_id=self.request_id))
+        self.broke(error)
 
     def _repeat(self) -> None:
         """Say again what may have been lost with the link: all of it may be heard twice."""
@@ -395,12 +367,10 @@ class Generation:
             self.link.tell(Cancel(request_id=self.request_id))
             return
         self.link.tell(Pause(request_id=self.request_id, paused=self._paused))
-        self.link.tell(Allow(request_id=self.request_id, allowance=self._allowance.total))
         for choice in self._choices:
             if choice.cut:
                 self._tell_cut(choice)
-        self._budget_told = False
-        self._mind_allowance()
+        self._hold.repeat()
 
     def _mind_reader(self) -> None:
         if not self._paused and len(self._events) >= self._patience.unread_events:
@@ -417,13 +387,13 @@ class Generation:
 
     async def _settle(self, finish: Finish) -> None:
         """Settle first, then tell: the slot is free before anybody knows."""
-        self._stop_extending()
+        self._hold.stop()
         try:
             await self._admissions.settle(self.request_id, finish.counters, finish.reason)
             if self._responses is not None:
                 await self._responses.ended(self.request_id)
-        except (RedisError, OSError) as error:
-            log.warning("request %s isn't settled yet, the flusher will do it: %s", self.request_id, error)
+        except Exception:
+            log.exception("request %s isn't settled yet, the flusher will do it", self.request_id)
         failure = self._failure_of(finish)
         if failure is not None:
             if finish.error:
@@ -439,13 +409,13 @@ class Generation:
 
     def _failure_of(self, finish: Finish) -> FailureCode | None:
         """None if it came to its end. A finish that leaves a choice open without a reason is no end."""
+        whole = all(choice.finished is not None for choice in self._choices)
+        if finish.reason is FinishReason.BUDGET or (whole and finish.reason in (FinishReason.STOP, FinishReason.LENGTH)):
+            # It may have ended before the worker heard that it should; that it was stopped then changes nothing, unless text was dropped.
+            return self._ending_as if self._muted else None
         if self._ending_as is not None:
             return self._ending_as
         match finish.reason:
-            case FinishReason.BUDGET:
-                return None
-            case FinishReason.STOP | FinishReason.LENGTH if all(choice.finished is not None for choice in self._choices):
-                return None
             case FinishReason.TIMEOUT:
                 return "timeout"
             case FinishReason.CANCELLED:
@@ -470,34 +440,21 @@ class Generation:
         counters = self._counters
         if not counters.generated_tokens:
             counters.generated_tokens = self._generated
-        self._conclude(Failed(code=code, message=_MESSAGES[code], counters=counters))
+        self._conclude(Failed(code=code, message=self._ending_message or _MESSAGES[code], counters=counters))
 
     def _conclude(self, event: Finished | Failed) -> None:
         if self.done.is_set():
             return
         self._emit(event)
-        if self._measured and not self.superseded:
-            self._measure("completed" if isinstance(event, Finished) else event.code)
+        if not self.superseded:
+            outcome = "completed" if isinstance(event, Finished) else event.code
+            self._timings.ended(outcome, self._counters, longest_choice=max(choice.generated for choice in self._choices))
         self._close()
 
-    def _measure(self, outcome: str) -> None:
-        longest = max(choice.generated for choice in self._choices)
-        per_token_s = None
-        if longest > 1 and self._first_token_at is not None and self._last_token_at is not None:
-            per_token_s = (self._last_token_at - self._first_token_at) / (longest - 1)
-        metrics.ended(
-            self._model.card.name,
-            self.request.endpoint,
-            outcome,
-            seconds=time.monotonic() - self._started_at,
-            per_token_s=per_token_s,
-            counters=self._counters,
-        )
-
     def _close(self) -> None:
-        self._stop_extending()
+        self._hold.stop()
         self._stop_timer()
-        metrics.left(self._model.card.name)
+        self._timings.left()
         self.done.set()
         self._on_end(self)
 
@@ -514,11 +471,6 @@ class Generation:
         self._events.clear()
         if self._paused:
             self._unpause()
-
-    def _stop_extending(self) -> None:
-        if self._extending is not None:
-            self._extending.cancel()
-            self._extending = None
 
     def _after(self, delay_s: float, then: Callable[..., None], *arguments: object) -> None:
         self._stop_timer()

@@ -39,6 +39,7 @@ _LAST_WORDS_S = 3.0
 _NO_LIMITS = LimitState(
     limit_requests=None, remaining_requests=None, reset_requests_s=None, limit_tokens=None, remaining_tokens=None, reset_tokens_s=None
 )
+_SHUTTING_DOWN = "The gateway is shutting down. Send the request again."
 _CLOSED = "The gateway isn't taking requests now."
 
 T = TypeVar("T")
@@ -83,7 +84,7 @@ class Generations:
         remaining = [one for one in self._running.values() if not one.resumable]
         await _all_done(remaining, timeout_s)
         for one in remaining:
-            one.cancel("cancelled")
+            one.cancel("cancelled", _SHUTTING_DOWN)
         await _all_done(remaining, _LAST_WORDS_S)
 
     async def close(self) -> None:
@@ -96,7 +97,7 @@ class Generations:
             if one.resumable:
                 one.supersede()
             else:
-                one.cancel("cancelled")
+                one.cancel("cancelled", _SHUTTING_DOWN)
         await _all_done(self._running.values(), _LAST_WORDS_S)
         self._catalogue.close()
         await self._registry.close()
@@ -336,7 +337,7 @@ class Generations:
             responses=self._responses,
             prompt_tokens=kept.record.prompt_tokens,
             note=kept.record.note,
-            measured=not kept.ended,
+            counted=not kept.ended,
         )
         generation.skip(next_index or {})
         try:
