@@ -65,7 +65,7 @@ def test_metrics_are_for_operators(up):
     token = (up.home / "metrics.token").read_text().strip()
     page = httpx.get(f"{up.url}/metrics", headers={"Authorization": f"Bearer {token}"})
     assert page.status_code == 200
-    for name in ("lockgate_time_to_first_token_seconds", "lockgate_time_per_output_token_seconds", "lockgate_kv_blocks"):
+    for name in ("lockgate_time_to_first_token_seconds", "lockgate_time_per_output_token_seconds", "lockgate_worker_kv_blocks"):
         assert name in page.text
 
 
@@ -90,14 +90,14 @@ def test_a_second_start_keeps_all_data_and_a_stop_leaves_nothing_running():
     with tempfile.TemporaryDirectory(prefix="lockgate-e2e-") as folder:
         home = Path(folder)
         home.chmod(0o755)
-        with installation(home, MODEL="synthetic:tiny") as first:
+        with installation(home, MODEL="synthetic:name=tiny") as first:
             key = first.create_key("Kept")
             demo = first.demo
             children = processes_of(first)[1:]
             assert len(children) >= 6
         assert first.process.returncode == 0, first.output
         assert not [p for p in children if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-        with installation(home, MODEL="synthetic:tiny") as second:
+        with installation(home, MODEL="synthetic:name=tiny") as second:
             assert second.demo["api_key"] == demo["api_key"]
             assert second.demo["password"] == demo["password"]
             assert httpx.get(f"{second.url}/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code == 200

@@ -71,14 +71,14 @@ class Command(BaseCommand):
 
     def _greet(self, installation: Installation, demo: Demo, output: Output) -> None:
         model = (installation.models(demo.api_key) or ["?"])[0] if demo.api_key else "?"
-        body = f'{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
+        body = f'{{"model": "{model}", "stream": true, "temperature": 0, "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
         curl = (
             f"curl -sN {demo.base_url}/chat/completions -H 'Authorization: Bearer {demo.api_key}' "
             f"-H 'Content-Type: application/json' -d {shlex.quote(body)}"
         )
         program = (
             f"from openai import OpenAI; client = OpenAI(base_url='{demo.base_url}', api_key='{demo.api_key}'); "
-            f"print(client.chat.completions.create(model='{model}', "
+            f"print(client.chat.completions.create(model='{model}', temperature=0, "
             "messages=[{'role': 'user', 'content': 'What is the capital of France?'}]).choices[0].message.content)"
         )
         output.say(
