@@ -1,6 +1,7 @@
+# ruff: noqa: T201
 """The engine alone, without a gateway: output tokens per second with 1, 8 and 32 requests in flight.
 
-    python -m benchmarks.engine [--model PATH] [--precision fp32] [--prompt 109] [--out 64] [--in-flight 1 8 32]
+python -m benchmarks.engine [--model PATH] [--precision fp32] [--prompt 109] [--out 64] [--in-flight 1 8 32]
 """
 
 import argparse

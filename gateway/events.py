@@ -1,5 +1,4 @@
-"""What a running generation says, and what may be asked of it. `gateway.generation` makes these; `gateway.api` and `gateway.realtime` turn them
-into answers."""
+"""What a running generation says, and what may be asked of it. `gateway.generation` makes these; `api` and `realtime` turn them into answers."""
 
 from dataclasses import dataclass, field
 from typing import Literal

@@ -17,7 +17,7 @@ def worker_key(worker_id: str) -> str:
 
 
 def committed_key(epoch: str) -> str:
-    """Set of the epoch's event sequences that the flusher has committed to Postgres; the worker takes them out (SPOP) and drops them from its journal."""
+    """Set of the epoch's event sequences that the flusher has committed to Postgres. The worker takes them out and forgets those events."""
     return f"lockgate:committed:{epoch}"
 
 

@@ -1,5 +1,6 @@
 """Start the whole gateway on this machine and keep it running until Ctrl-C or SIGTERM."""
 
+import json
 import os
 import shlex
 import signal
@@ -71,7 +72,8 @@ class Command(BaseCommand):
 
     def _greet(self, installation: Installation, demo: Demo, output: Output) -> None:
         model = (installation.models(demo.api_key) or ["?"])[0] if demo.api_key else "?"
-        body = f'{{"model": "{model}", "stream": true, "temperature": 0, "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
+        messages = [{"role": "user", "content": "What is the capital of France?"}]
+        body = json.dumps({"model": model, "stream": True, "temperature": 0, "messages": messages})
         curl = (
             f"curl -sN {demo.base_url}/chat/completions -H 'Authorization: Bearer {demo.api_key}' "
             f"-H 'Content-Type: application/json' -d {shlex.quote(body)}"
@@ -79,7 +81,7 @@ class Command(BaseCommand):
         program = (
             f"from openai import OpenAI; client = OpenAI(base_url='{demo.base_url}', api_key='{demo.api_key}'); "
             f"print(client.chat.completions.create(model='{model}', temperature=0, "
-            "messages=[{'role': 'user', 'content': 'What is the capital of France?'}]).choices[0].message.content)"
+            f"messages={messages}).choices[0].message.content)"
         )
         output.say(
             f"""
