@@ -1,4 +1,4 @@
-"""What a running generation says, and what may be asked of it. `gateway.generation` makes these; `api` and `realtime` turn them into answers."""
+"""What a running generation says, and what may be asked of it: `gateway.generation` makes these, `api` and `realtime` answer with them."""
 
 from dataclasses import dataclass, field
 from typing import Literal

@@ -7,11 +7,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.e2e.installation import RunningInstallation, installation
+
 pytestmark = pytest.mark.e2e
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "smollm2_greedy.json").read_text())["items"]
-SHORT = [item for item in GOLDEN if len(item["prompt_ids"]) < 1000]
-LONG = [item for item in GOLDEN if len(item["prompt_ids"]) >= 1000]
+NEEDS_BLOCKS = max(len(item["prompt_ids"]) + len(item["tokens"]) for item in GOLDEN) // 16 + 1
 
 
 def name(item) -> str:
@@ -25,25 +26,41 @@ async def text_of(client: httpx.AsyncClient, model: str, item) -> str:
     return answer.json()["choices"][0]["text"]
 
 
+def client_of(running: RunningInstallation) -> httpx.AsyncClient:
+    headers = {"Authorization": f"Bearer {running.demo['api_key']}"}
+    return httpx.AsyncClient(base_url=running.demo["base_url"], headers=headers, timeout=300)
+
+
 @pytest.fixture
 async def client(up):
-    headers = {"Authorization": f"Bearer {up.demo['api_key']}"}
-    async with httpx.AsyncClient(base_url=up.demo["base_url"], headers=headers, timeout=300) as client:
+    async with client_of(up) as client:
         yield client
 
 
-@pytest.mark.parametrize("item", SHORT, ids=name)
+@pytest.mark.parametrize("item", GOLDEN, ids=name)
 async def test_alone(client, model, item):
     assert (await text_of(client, model, item)).startswith(item["safe_text"])
 
 
-async def test_all_in_one_batch_cold_and_warm(client, model):
-    for _ in range(2):
-        texts = await asyncio.gather(*(text_of(client, model, item) for item in GOLDEN))
-        for item, text in zip(GOLDEN, texts, strict=True):
-            assert text.startswith(item["safe_text"]), item["text"][:40]
+async def assert_all_golden_together(client: httpx.AsyncClient, model: str) -> None:
+    texts = await asyncio.gather(*(text_of(client, model, item) for item in GOLDEN))
+    for item, text in zip(GOLDEN, texts, strict=True):
+        assert text.startswith(item["safe_text"]), item["text"][:40]
 
 
-def test_the_long_prompt_was_among_them():
-    assert len(LONG) == 1
+async def test_all_17_in_one_batch_cold_and_warm(client, model):
     assert len(GOLDEN) == 17
+    for _ in range(2):
+        await assert_all_golden_together(client, model)
+
+
+async def test_all_17_in_chunks_of_16_with_too_few_blocks_for_all(model):
+    """The pool holds the longest request and little more: the others are preempted, and computed again."""
+    options = {"LOCKGATE_ENGINE_PREFILL_CHUNK": "16", "LOCKGATE_ENGINE_BLOCKS": str(NEEDS_BLOCKS + 8)}
+    with installation(PRECISION="fp32", **options) as running:
+        async with client_of(running) as client:
+            await assert_all_golden_together(client, model)
+            token = (running.home / "metrics.token").read_text().strip()
+            page = await client.get(f"{running.url}/metrics", headers={"Authorization": f"Bearer {token}"})
+    preempted = next(line for line in page.text.splitlines() if line.startswith("lockgate_worker_preemptions_total"))
+    assert float(preempted.split()[-1]) > 0
