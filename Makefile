@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 export PYTHONUNBUFFERED := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help up test lint format clean
+.PHONY: help up test lint format clean proof-golden proof-kernels
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +33,12 @@ up: $(VENV)/.run ## install and start the whole gateway on this machine (ARGS="-
 
 test: $(VENV)/.test ## run the test suite (ARGS="tests/kernels" for a part)
 	@$(BIN)/python -m pytest $(ARGS)
+
+proof-golden: $(VENV)/.test ## every golden item in every way of scheduling it, through the engine
+	@LOCKGATE_PROOF=golden $(BIN)/python -m pytest tests/inference/test_golden.py
+
+proof-kernels: $(VENV)/.test ## compile every Triton kernel for sm_80, sm_90, sm_100 and gfx942; no GPU needed
+	@$(BIN)/python -m kernels.compile_ahead
 
 lint: $(VENV)/.test ## ruff, mypy, import-linter, migrations: what CI checks
 	@$(BIN)/ruff check .
