@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
 
 from gateway.admission.domains import cache_domain
 from gateway.admission.outcomes import Admission, Call, Caller, Extension, Granted, LimitState, RefusalCode, Refused
@@ -21,11 +20,15 @@ HOLDS = "lockgate:holds"
 TRANCHE_TOKENS = 256
 LEASE_MS = 15_000
 SILENT_MS = 900_000
-"""A claimed hold whose worker has been silent for so long is captured as held."""
+"""For so long a claimed hold waits for its worker to come back and settle from its journal; then its tokens are given back."""
+UNBOOKED_MS = 7 * 86_400_000
+"""For so long what was settled waits for its ledger event; then the journal that had it is taken for lost."""
 UNAVAILABLE_RETRY_S = 1.0
 
 _ADMIT, _IDENTIFY, _EXTEND = Script("admit"), Script("identify"), Script("extend")
-_SETTLE, _RELEASE, _REAP = Script("settle"), Script("release"), Script("reap_now")
+_SETTLE, _RELEASE, _TEND = Script("settle"), Script("release"), Script("tend")
+_NO_MODEL = frozenset({""})
+_CALLER, _RATES = slice(4, 13), slice(13, 19)
 
 _LIMIT_WORDS = {
     "requests_per_minute": "requests per minute",
@@ -76,7 +79,7 @@ class AdmissionControl:
     async def limits(self, digest: str) -> LimitState | None:
         """What the key's own scope has left; None for a key that may not come in."""
         answer = await self._ask(_IDENTIFY, digest)
-        return _limit_state(answer[13:]) if answer[0] == "granted" else None
+        return _limit_state(answer[_RATES]) if answer[0] == "granted" else None
 
     async def admit(self, call: Call) -> Admission:
         """Hold the call's prompt and a first tranche of output at every scope, or refuse and leave everything as it was."""
@@ -95,7 +98,7 @@ class AdmissionControl:
             return _refusal(answer, model=call.model)
         caller = self._caller(answer)
         account = {"k": caller.key_id, "p": caller.project_id, "t": caller.tenant_id, "m": call.model, "e": call.endpoint}
-        account |= {"d": answer[11], "o": answer[12]}
+        account |= {"d": answer[2], "o": answer[3]}
         return Granted(
             caller=caller,
             allowance=int(answer[1]),
@@ -111,34 +114,33 @@ class AdmissionControl:
                 ttl_ms=self._lease_ms,
             ),
             account=json.dumps(account, separators=(",", ":")),
-            limits=_limit_state(answer[13:]),
+            limits=_limit_state(answer[_RATES]),
         )
 
     async def extend(self, request_id: str, wanted: int) -> Extension:
         """Raise the hold to `wanted` output tokens in all, or as far as every scope allows."""
-        allowance, ended_by, retry_after_s = _decoded(await _EXTEND.run(self._redis, request_id, wanted))
+        try:
+            answer = _decoded(await _EXTEND.run(self._redis, request_id, wanted, guard=self._check_run_id))
+        except AdmissionClosed:
+            return Extension(allowance=0, ended_by="rate", retry_after_s=UNAVAILABLE_RETRY_S)
+        allowance, ended_by, wait_ms = answer
         return Extension(
             allowance=int(allowance),
             ended_by=cast("Any", ended_by or None),
-            retry_after_s=float(retry_after_s) if retry_after_s else None,
+            retry_after_s=int(wait_ms) / 1000 if wait_ms else None,
         )
 
     async def settle(self, request_id: str, counters: Counters, reason: FinishReason) -> bool:
         """Charge prompt and billed tokens, give back the rest and the slot. Idempotent; returns whether anything changed."""
-        return bool(await _SETTLE.run(self._redis, request_id, charged_tokens(counters), "gateway"))
-
-    async def settle_from_ledger(self, request_id: str, total: int, *, account: dict[str, str], row: int) -> bool:
-        """The flusher's settlement, after its commit: final, and right also when Redis has lost the hold."""
-        scopes = (account["k"], account["p"], account["t"], account["d"], account["o"])
-        return bool(await _SETTLE.run(self._redis, request_id, total, "ledger", *scopes, row))
+        return bool(await _SETTLE.run(self._redis, request_id, charged_tokens(counters)))
 
     async def release(self, request_id: str) -> bool:
         """Undo an admission whose request never ran: nothing stays charged, the call itself included. Idempotent."""
         return bool(await _RELEASE.run(self._redis, request_id))
 
-    async def reap(self, most: int = 500) -> int:
-        """Deal with holds whose lease has expired; returns how many."""
-        return int(await _REAP.run(self._redis, most, SILENT_MS))
+    async def tend(self, most: int = 500) -> int:
+        """Deal with holds whose lease has expired, whose worker or whose ledger event never came; returns how many."""
+        return int(await _TEND.run(self._redis, most, SILENT_MS, UNBOOKED_MS))
 
     async def _ask(self, script: Script, *arguments: str | int) -> list[str]:
         try:
@@ -154,7 +156,7 @@ class AdmissionControl:
             raise AdmissionClosed
 
     def _caller(self, answer: Sequence[str]) -> Caller:
-        _, _, key, project, tenant, weight, priority, policy, epoch, group, models = answer[:11]
+        key, project, tenant, weight, priority, policy, epoch, group, models = answer[_CALLER]
         return Caller(
             key_id=key,
             project_id=project,
@@ -177,19 +179,21 @@ def _decoded(answer: list[bytes]) -> list[str]:
 
 
 def _allowed(models: str) -> frozenset[str]:
-    """The models that every scope allows; empty where no scope names any."""
+    """The models that every scope allows; empty where no scope names any, a name that no model has where they agree on none."""
     named = [frozenset(part.strip("\n").split("\n")) for part in models.split("\0") if part]
-    return frozenset.intersection(*named) if named else frozenset()
+    return (frozenset.intersection(*named) or _NO_MODEL) if named else frozenset()
 
 
 def _limit_state(parts: Sequence[str]) -> LimitState:
     def number(value: str) -> int | None:
-        return int(float(value)) if value else None
+        return int(value) if value else None
 
     def seconds(value: str) -> float | None:
         return int(value) / 1000 if value else None
 
-    requests, requests_left, requests_ms, tokens, tokens_left, tokens_ms = (*parts, "", "", "", "", "", "")[:6]
+    if not parts:
+        parts = [""] * 6
+    requests, requests_left, requests_ms, tokens, tokens_left, tokens_ms = parts
     return LimitState(
         limit_requests=number(requests),
         remaining_requests=number(requests_left),
@@ -214,14 +218,13 @@ def _refusal(answer: Sequence[str], *, model: str) -> Refused:
             message = "Limits can't be checked at the moment; nothing was charged."
             return Refused(code="unavailable", message=message, retry_after_s=UNAVAILABLE_RETRY_S)
     words = f"{int(value):,} {_LIMIT_WORDS[limit]}".replace(",", " ")
-    retry_after_s = float(wait) if wait else None
-    if code == "request_too_large":
+    retry_after_s = int(wait) / 1000 if wait else None
+    if retry_after_s is None:
         message = f"This request alone is more than this {scope}'s limit of {words}. Shorten the prompt or have the limit raised."
-    elif retry_after_s is None:
-        raise RedisError(f"unexpected answer of the admission script: {code}")
+    elif code == "concurrency_limit_exceeded" and limit != "in_flight":
+        message = f"The rest of this {scope}'s limit of {words} is held by requests in flight. Nothing was charged; try again in a moment."
     else:
-        wait_words = f"{math.ceil(retry_after_s)} s"
-        message = f"This {scope} has reached its limit of {words}. Nothing was charged; try again in {wait_words}."
+        message = f"This {scope} has reached its limit of {words}. Nothing was charged; try again in {math.ceil(retry_after_s)} s."
     return Refused(
         code=cast("RefusalCode", code),
         message=message,

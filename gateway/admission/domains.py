@@ -21,6 +21,6 @@ def cache_domain(secret: bytes, *, policy: str, epoch: int, key: str, project: s
     if policy not in owners or not owners[policy][1]:
         raise ValueError(f"cache policy {policy!r} has no owner")
     kind, owner = owners[policy]
-    # A shared group's epoch is its own matter: one tenant's purge must not split the group, so it purges by the engine's entries' age.
+    # Members of a trust group always have the same epoch (tenants.services), so one of them purges for all.
     message = typed_field("policy", policy) + typed_field("epoch", epoch) + typed_field(kind, owner)
     return hmac.new(secret, message, hashlib.sha256).digest()

@@ -10,7 +10,7 @@ RefusalCode = Literal[
     "suspended",  # tenant or project suspended: 403
     "model_not_allowed",  # 404, as for a model that doesn't exist
     "rate_limit_exceeded",  # requests or tokens per minute: 429
-    "concurrency_limit_exceeded",  # in flight: 429
+    "concurrency_limit_exceeded",  # in flight, or the rest of a budget is held by what is in flight: 429
     "insufficient_quota",  # tokens per day or month: 429
     "request_too_large",  # can never fit the limit, however long one waits: 400
     "unavailable",  # admission is closed (Valkey lost or rebuilding): 503
@@ -29,7 +29,7 @@ class Caller:
     tier: int
     cache_domain: bytes | None
     allowed_models: frozenset[str]
-    """Empty: every model."""
+    """Empty: every model. Where the scopes agree on none it has one name that no model has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +89,7 @@ class Extension:
 
     allowance: int
     """The new cumulative allowance; unchanged if nothing is left."""
-    ended_by: Literal["budget", "rate"] | None
-    """Why less than asked was given: a day's or month's budget is spent (end the request), or a minute's rate is (try again later)."""
+    ended_by: Literal["budget", "rate", "lost"] | None
+    """Why less than asked was given: a day's or month's budget is spent (end the request); a minute's rate is, or limits can't be checked
+    now (try again later); or Redis has lost the hold and the request can only end as an error."""
     retry_after_s: float | None = None

@@ -1,14 +1,16 @@
 """What admission must know of Postgres, copied into Redis; and how Redis is rebuilt when it has lost something.
 
 `lockgate:key:<digest>`, `lockgate:project:<id>` and `lockgate:tenant:<id>` are hashes of strings; an empty string is "no limit". Each
-carries the version of the transaction that it was read after, so that a slow writer never replaces a newer one.
+carries the version of the snapshot that it was read in, so that a slow writer never replaces a newer one.
 """
 
+import json
 import logging
 import uuid
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterable
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from itertools import chain
 from zoneinfo import ZoneInfo
 
 from asgiref.sync import async_to_sync, sync_to_async
@@ -16,20 +18,20 @@ from django.conf import settings
 from django.db import connection, transaction
 from redis.asyncio import Redis
 
-from gateway.admission.control import READY, AdmissionControl, run_id
-from gateway.admission.scripts import Script
+from gateway.admission.control import READY, run_id
+from gateway.admission.scripts import Argument, Script
 from tenants.ledger import settlement
 from tenants.models import LIMIT_FIELDS, AccessChange, ApiKey, Limited, Project, Tenant
 
 log = logging.getLogger(__name__)
 
-Change = tuple[str, uuid.UUID]
+Change = tuple[str, uuid.UUID | str]
+Projected = tuple[str, int, dict[str, str]]
 
-_PROJECT, _REBUILD = Script("project"), Script("rebuild")
+_PROJECT, _FORGET, _REBUILD = Script("project"), Script("forget"), Script("rebuild")
 DAYS_AHEAD = 8
 MONTHS_AHEAD = 2
-"""Boundaries are refreshed daily; these leave room for a jobs process that is down for a week."""
-REBUILD_LOCK = 0x10C6A7E1
+"""Boundaries are written anew every hour; these leave room for a jobs process that is down for a week."""
 
 
 def day_starts(zone: ZoneInfo, now: datetime) -> list[int]:
@@ -91,15 +93,18 @@ def tenant_fields(tenant: Tenant, now: datetime) -> dict[str, str]:
 
 
 class Projection:
-    """Writes projections into one Redis. Reads Postgres synchronously; call it off the event loop."""
+    """Writes projections into one Redis. Reads Postgres in threads of its own."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
 
     async def write(self, changes: Iterable[Change]) -> None:
         """Project these tenants, projects and keys as they are now. Raises RedisError and database errors."""
-        for name, version, fields in await sync_to_async(_read)(tuple(dict.fromkeys(changes))):
-            await _PROJECT.run(self._redis, name, version, *(part for pair in fields.items() for part in pair))
+        await self._write(await sync_to_async(_read)(tuple(dict.fromkeys(changes))))
+
+    async def _write(self, found: "list[Projected]") -> None:
+        calls: list[tuple[Argument, ...]] = [(name, version, *chain.from_iterable(fields.items())) for name, version, fields in found]
+        await _PROJECT.run_each(self._redis, calls)
 
     async def replay_outbox(self) -> int:
         """Write what the outbox holds, then empty it. Returns how many entries."""
@@ -110,8 +115,17 @@ class Projection:
         return len(entries)
 
     async def write_all(self) -> None:
-        """Project everything."""
-        await self.write(await sync_to_async(_everything)())
+        """Project everything, and forget what Postgres no longer has."""
+        found = await sync_to_async(_read)(None)
+        await self._write(found)
+        names = {name for name, _, _ in found}
+        gone = [name for kind in ("key", "project", "tenant") async for name in self._names(kind) if name not in names]
+        version = found[0][1] if found else await sync_to_async(_version)()
+        await _FORGET.run_each(self._redis, [(version, name) for name in gone])
+
+    async def _names(self, kind: str) -> AsyncIterator[str]:
+        async for name in self._redis.scan_iter(f"lockgate:{kind}:*", count=1000):
+            yield name.decode()
 
     async def is_ready(self) -> bool:
         """Whether Redis is the one that was built: not emptied, not restarted since."""
@@ -122,56 +136,69 @@ class Projection:
         """Rebuild if anything may have been lost. Returns whether it was rebuilt."""
         if await self.is_ready():
             return False
-        await self.rebuild()
-        return True
-
-    async def rebuild(self) -> None:
-        """Close admission, project everything, count the budgets anew from ledger and holds, open admission."""
-        log.warning("rebuilding limits from Postgres")
+        log.warning("admission is closed until limits are rebuilt from Postgres")
         await self._redis.delete(READY)
-        await self.write_all()
-        await sync_to_async(self._rebuild_counters)()
+        return await self.rebuild(force=False)
 
-    def _rebuild_counters(self) -> None:
+    async def rebuild(self, *, force: bool = True) -> bool:
+        """Close admission, project everything, count the budgets anew from ledger and holds, open admission. Without `force` somebody
+        else may have done so meanwhile: then False."""
+        await self.write_all()
+        return await sync_to_async(self._rebuild_counters)(force)
+
+    def _rebuild_counters(self, force: bool) -> bool:
         """Under a lock that keeps every flusher out, so that no row is counted twice or not at all."""
         with transaction.atomic(), connection.cursor() as cursor:
-            cursor.execute("SELECT pg_advisory_xact_lock(%s)", [REBUILD_LOCK])
-            async_to_sync(self._count_anew)(settlement.last_row(), settlement.captured_by_scope(), settlement.rows_of)
+            cursor.execute("SELECT pg_advisory_xact_lock(%s)", [settlement.INSERT_LOCK])
+            return async_to_sync(self._count_anew)(force)
 
-    async def _count_anew(self, last_row: int, captured: list[tuple[str, str, str, int, int]], rows_of: Any) -> None:
-        """Settle what the ledger has and Redis doesn't know of, then count."""
-        requests = [name.decode().removeprefix("lockgate:hold:") async for name in self._redis.scan_iter("lockgate:hold:*", count=1000)]
-        control = AdmissionControl(self._redis, secret=b"")
-        for row in await sync_to_async(rows_of)(requests):
-            await control.settle_from_ledger(row.request_id, row.total, account=row.account, row=row.id)
-        counts = [part for scope, owner, period, start, tokens in captured for part in (scope, owner, period, start, tokens)]
-        await _REBUILD.run(self._redis, await run_id(self._redis), last_row, *counts)
-
-
-def _everything() -> list[Change]:
-    return [
-        *(("tenant", pk) for pk in Tenant.objects.values_list("pk", flat=True)),
-        *(("project", pk) for pk in Project.objects.values_list("pk", flat=True)),
-        *(("key", pk) for pk in ApiKey.objects.values_list("pk", flat=True)),
-    ]
+    async def _count_anew(self, force: bool) -> bool:
+        """Nothing is admitted meanwhile; what runs may still settle: the script takes holds as they are when it runs."""
+        if not force and await self.is_ready():
+            return False
+        await self._redis.delete(READY)
+        captured: dict[str, dict[str, int]] = defaultdict(dict)
+        for scope, owner, kind, start, tokens in await sync_to_async(settlement.captured_by_scope)():
+            captured[f"lockgate:scope:{scope}:{owner}"][f"captured:{kind}:{start}"] = tokens
+        requests = [name.removeprefix("lockgate:hold:") async for name in self._names("hold")]
+        in_ledger = await sync_to_async(settlement.in_ledger)(requests)
+        last_row = await sync_to_async(settlement.last_row)()
+        await _REBUILD.run(self._redis, await run_id(self._redis), last_row, json.dumps(captured), *in_ledger)
+        return True
 
 
-def _read(changes: tuple[Change, ...]) -> list[tuple[str, int, dict[str, str]]]:
-    """(hash, version, fields) of each, read in one snapshot."""
-    ids: dict[str, list[uuid.UUID]] = {"tenant": [], "project": [], "key": []}
-    for kind, target in changes:
-        ids[kind].append(target)
+def _version() -> int:
+    """Of two readers the one that sees more has the higher version: it grows with every transaction that begins or ends."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_snapshot_xmax(s)::text::bigint * 4096 - least((SELECT count(*) FROM pg_snapshot_xip(s)), 4095) "
+            "FROM (SELECT pg_current_snapshot() AS s) AS now"
+        )
+        return int(cursor.fetchone()[0])
+
+
+def _read(changes: tuple[Change, ...] | None) -> list[Projected]:
+    """(hash, version, fields) of each, or of all there are, read in one snapshot."""
+    tenants, projects, keys = Tenant.objects.all(), Project.objects.all(), ApiKey.objects.all()
+    if changes is not None:
+        ids: dict[str, list[uuid.UUID | str]] = {"tenant": [], "project": [], "key": []}
+        for kind, target in changes:
+            ids[kind].append(target)
+        tenants, projects, keys = (
+            tenants.filter(pk__in=ids["tenant"]),
+            projects.filter(pk__in=ids["project"]),
+            keys.filter(pk__in=ids["key"]),
+        )
     now = datetime.now(UTC)
     with transaction.atomic(), connection.cursor() as cursor:
-        # Everything that committed before the oldest running transaction is seen; a later reader gets a version at least as high.
-        cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ" if not connection.savepoint_ids else "SELECT 1")
-        cursor.execute("SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint")
-        version = int(cursor.fetchone()[0])
-        found: list[tuple[str, int, dict[str, str]]] = []
-        found += [(f"lockgate:tenant:{t.pk}", version, tenant_fields(t, now)) for t in Tenant.objects.filter(pk__in=ids["tenant"])]
-        found += [(f"lockgate:project:{p.pk}", version, project_fields(p)) for p in Project.objects.filter(pk__in=ids["project"])]
-        found += [(f"lockgate:key:{k.digest}", version, key_fields(k)) for k in ApiKey.objects.filter(pk__in=ids["key"])]
-    return found
+        if not connection.savepoint_ids:
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        version = _version()
+        return [
+            *((f"lockgate:tenant:{tenant.pk}", version, tenant_fields(tenant, now)) for tenant in tenants.iterator()),
+            *((f"lockgate:project:{project.pk}", version, project_fields(project)) for project in projects.iterator()),
+            *((f"lockgate:key:{key.digest}", version, key_fields(key)) for key in keys.iterator()),
+        ]
 
 
 async def rebuild() -> None:

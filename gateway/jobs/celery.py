@@ -16,7 +16,7 @@ app.config_from_object("django.conf:settings", namespace="CELERY")
 app.conf.beat_schedule = {
     "make ledger partitions": {"task": "gateway.jobs.tasks.make_partitions", "schedule": crontab(hour="3", minute="17")},
     "note when keys were used": {"task": "gateway.jobs.tasks.note_key_use", "schedule": timedelta(minutes=1)},
-    "renew the projection": {"task": "gateway.jobs.tasks.renew_projection", "schedule": timedelta(hours=6)},
+    "renew the projection": {"task": "gateway.jobs.tasks.renew_projection", "schedule": timedelta(hours=1)},
 }
 app.conf.task_default_queue = "lockgate"
 app.conf.worker_hijack_root_logger = False

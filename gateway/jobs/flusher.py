@@ -1,7 +1,7 @@
 """Moves usage from the Redis stream into the ledger, exactly once, and keeps admission's view of Postgres fresh.
 
-A batch is committed to Postgres first; then Redis is settled where the gateway hasn't, the worker is told (it forgets the events then), and
-the entries are acknowledged. A death in between only means that the next flusher does the rest again, with no effect on the ledger.
+A batch is committed to Postgres first. Then, at one stroke for each entry, Redis counts it, the worker is told (it forgets the event then)
+and the entry is acknowledged. A death in between only means that the next flusher does the rest again, with no effect on what was done.
 """
 
 import asyncio
@@ -10,6 +10,8 @@ import logging
 import os
 import secrets
 import socket
+import time
+import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -17,13 +19,15 @@ from typing import Any
 
 import msgspec
 from asgiref.sync import sync_to_async
-from django.db import InterfaceError, OperationalError, close_old_connections
+from django.db import DataError, IntegrityError, InterfaceError, OperationalError, close_old_connections
+from django.utils import timezone
 from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
+from gateway.admission.booking import Booked, book
 from gateway.admission.control import AdmissionControl
 from gateway.admission.projection import Projection
-from inference.protocol.registry import USAGE_STREAM, committed_key
+from inference.protocol.registry import USAGE_STREAM
 from inference.protocol.usage import UsageEvent
 from tenants.ledger import settlement
 
@@ -36,8 +40,11 @@ HEARTBEAT_TTL_S = 15
 BATCH = 1000
 BLOCK_MS = 500
 CLAIM_IDLE_MS = 30_000
-COMMITTED_TTL_S = 7 * 86_400
+TEND_S = 1.0
 LONGEST_RETRY_S = 5.0
+PARTITION_MONTHS = 3
+
+_OUTAGES = (RedisError, OSError, OperationalError, InterfaceError)
 
 _decoder = msgspec.msgpack.Decoder(UsageEvent)
 _account = msgspec.json.Decoder(dict[str, str])
@@ -48,12 +55,14 @@ Entry = tuple[bytes, dict[bytes, bytes]]
 class Flusher:
     """One flusher. Any number may run; each entry is worked on by one of them at a time."""
 
-    def __init__(self, redis: Redis, *, secret: bytes, name: str | None = None) -> None:
+    def __init__(self, redis: Redis, *, name: str | None = None, claim_idle_ms: int = CLAIM_IDLE_MS) -> None:
         self._redis = redis
-        self._control = AdmissionControl(redis, secret=secret)
+        self._control = AdmissionControl(redis, secret=b"")
         self._projection = Projection(redis)
         self._name = name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._claim_idle_ms = claim_idle_ms
         self._stop = asyncio.Event()
+        self._alive_at = 0.0
 
     def stop(self) -> None:
         """Finish what is in hand, empty the stream once more, and return from `run`."""
@@ -61,27 +70,54 @@ class Flusher:
 
     async def run(self) -> None:
         """Flush until stopped. Outages of Redis or Postgres are waited out; nothing is lost meanwhile."""
-        retry_s = 0.1
-        tending = asyncio.create_task(self._tend())
-        try:
-            while True:
-                stopping = self._stop.is_set()
-                try:
-                    moved = await self.flush_once(block_ms=0 if stopping else BLOCK_MS)
-                    retry_s = 0.1
-                except (RedisError, OSError, OperationalError, InterfaceError) as error:
-                    log.warning("usage waits in the stream: %s", error)
-                    if stopping:
-                        return
-                    await self._pause(retry_s)
-                    retry_s = min(2 * retry_s, LONGEST_RETRY_S)
-                    continue
-                if stopping and not moved:
-                    return
-        finally:
+        async with asyncio.TaskGroup() as tasks:
+            tending = tasks.create_task(self._keep_tending())
+            await self._keep_flushing()
             tending.cancel()
-            with suppress(asyncio.CancelledError):
-                await tending
+
+    async def _keep_flushing(self) -> None:
+        retry_s = 0.1
+        while True:
+            stopping = self._stop.is_set()
+            try:
+                moved = await self.flush_once(block_ms=0 if stopping else BLOCK_MS)
+                await self._say_alive()
+                retry_s = 0.1
+            except _OUTAGES as error:
+                log.warning("usage waits in the stream: %s", error)
+                if stopping:
+                    return
+                await sync_to_async(close_old_connections)()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._stop.wait(), retry_s)
+                retry_s = min(2 * retry_s, LONGEST_RETRY_S)
+                continue
+            if stopping and not moved:
+                return
+
+    async def _say_alive(self) -> None:
+        if time.monotonic() - self._alive_at > HEARTBEAT_TTL_S / 5:
+            self._alive_at = time.monotonic()
+            await self._redis.set(HEARTBEAT, self._name, ex=HEARTBEAT_TTL_S)
+
+    async def _keep_tending(self) -> None:
+        partitions_made: str | None = None
+        while True:
+            try:
+                await self.tend_once()
+                if partitions_made != (month := f"{timezone.now():%Y-%m}"):
+                    await sync_to_async(settlement.make_partitions)(first=timezone.now().date(), months=PARTITION_MONTHS)
+                    partitions_made = month
+            except _OUTAGES as error:
+                log.warning("admission isn't kept fresh: %s", error)
+                await sync_to_async(close_old_connections)()
+            await asyncio.sleep(TEND_S)
+
+    async def tend_once(self) -> None:
+        """Is Redis the one we built, what does the outbox hold, which holds have run out of time."""
+        await self._projection.ensure_ready()
+        await self._projection.replay_outbox()
+        await self._control.tend()
 
     async def flush_once(self, *, block_ms: int = 0) -> int:
         """Move one batch; returns how many entries."""
@@ -100,71 +136,68 @@ class Flusher:
 
     async def _abandoned(self) -> list[Entry]:
         """Entries that a flusher took and never acknowledged."""
-        answer: Any = await self._redis.xautoclaim(USAGE_STREAM, GROUP, self._name, min_idle_time=CLAIM_IDLE_MS, count=BATCH)
+        answer: Any = await self._redis.xautoclaim(USAGE_STREAM, GROUP, self._name, min_idle_time=self._claim_idle_ms, count=BATCH)
         return [entry for entry in answer[1] if entry[1]]
 
     async def _own(self) -> list[Entry]:
         """Entries that this flusher took before an outage."""
         answer: Any = await self._redis.xreadgroup(GROUP, self._name, {USAGE_STREAM: "0"}, count=BATCH)
-        return [entry for _, entries in answer for entry in entries if entry[1]]
+        entries = [entry for _, entries in answer for entry in entries]
+        if gone := [identifier for identifier, fields in entries if not fields]:
+            await self._redis.xack(USAGE_STREAM, GROUP, *gone)  # somebody deleted them: there is nothing to move
+        return [entry for entry in entries if entry[1]]
 
     async def _new(self, block_ms: int) -> list[Entry]:
         answer: Any = await self._redis.xreadgroup(GROUP, self._name, {USAGE_STREAM: ">"}, count=BATCH, block=block_ms or None)
         return [entry for _, entries in answer for entry in entries]
 
     async def _move(self, entries: Sequence[Entry]) -> None:
-        events: list[UsageEvent] = []
-        rows: list[settlement.Event] = []
+        readable: list[settlement.Event] = []
         for identifier, fields in entries:
             try:
-                event = _decoder.decode(fields[b"event"])
-                rows.append(ledger_event(event))
-                events.append(event)
-            except (msgspec.DecodeError, KeyError, ValueError) as error:
-                # It can't be booked by anyone: it is kept for a person to look at, and doesn't stop the others.
-                log.error("usage entry %s can't be read and goes to %s: %s", identifier.decode(), DEAD_LETTERS, error)
-                await self._redis.xadd(
-                    DEAD_LETTERS, {"entry": identifier, "error": str(error), **{k.decode(): v for k, v in fields.items()}}
-                )
-        numbers = await sync_to_async(_insert)(rows)
-        for event, row in zip(events, rows, strict=True):
-            account = _account.decode(event.account)
-            await self._control.settle_from_ledger(event.request_id, row.charged, account=account, row=numbers[row.identity])
-        async with self._redis.pipeline(transaction=False) as pipeline:
-            for epoch in {event.epoch for event in events}:
-                pipeline.sadd(committed_key(epoch), *(event.sequence for event in events if event.epoch == epoch))
-                pipeline.expire(committed_key(epoch), COMMITTED_TTL_S)
-            identifiers = [identifier for identifier, _ in entries]
-            pipeline.xack(USAGE_STREAM, GROUP, *identifiers)
-            pipeline.xdel(USAGE_STREAM, *identifiers)
+                readable.append(ledger_event(_decoder.decode(fields[b"event"]), source=identifier.decode()))
+            except (msgspec.MsgspecError, KeyError, ValueError, OverflowError, OSError) as error:
+                await self._bury(identifier.decode(), fields, error)
+        unbookable: list[tuple[settlement.Event, Exception]] = []
+        rows = await sync_to_async(_insert)(readable, unbookable)
+        raw = dict(entries)
+        for event, reason in unbookable:
+            await self._bury(event.source, raw[event.source.encode()], reason)
+        booked = [
+            Booked(entry=event.source, event=event, row=row.row, is_source=row.source == event.source)
+            for event in readable
+            if (row := rows.get(event.identity)) is not None
+        ]
+        await book(self._redis, booked, stream=USAGE_STREAM, group=GROUP)
+
+    async def _bury(self, identifier: str, fields: dict[bytes, bytes], error: Exception) -> None:
+        """It can't be booked by anyone: it is kept for a person to look at, and doesn't stop the others."""
+        log.error("usage entry %s can't be booked and goes to %s: %s", identifier, DEAD_LETTERS, error)
+        letter = {"entry": identifier, "error": str(error), **{name.decode(errors="replace"): value for name, value in fields.items()}}
+        async with self._redis.pipeline(transaction=True) as pipeline:
+            pipeline.xadd(DEAD_LETTERS, letter)  # type: ignore[arg-type]  # text and bytes in one dict
+            pipeline.xack(USAGE_STREAM, GROUP, identifier)
+            pipeline.xdel(USAGE_STREAM, identifier)
             await pipeline.execute()
 
-    async def _tend(self) -> None:
-        """Every second: is Redis the one we built, what does the outbox hold, which holds have expired."""
-        while True:
-            try:
-                await self._projection.ensure_ready()
-                await self._projection.replay_outbox()
-                await self._control.reap()
-                await self._redis.set(HEARTBEAT, self._name, ex=HEARTBEAT_TTL_S)
-            except (RedisError, OSError, OperationalError, InterfaceError) as error:
-                log.warning("admission isn't kept fresh: %s", error)
-                await sync_to_async(close_old_connections)()
-            await asyncio.sleep(1.0)
 
-    async def _pause(self, seconds: float) -> None:
-        await sync_to_async(close_old_connections)()
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._stop.wait(), seconds)
-
-
-def _insert(rows: list[settlement.Event]) -> dict[tuple[str, str, int], int]:
+def _insert(
+    events: list[settlement.Event], unbookable: list[tuple[settlement.Event, Exception]]
+) -> dict[tuple[str, str, int], settlement.Inserted]:
+    """Insert them; where Postgres refuses some for what they are, all others."""
     close_old_connections()
-    return settlement.insert(rows)
+    try:
+        return settlement.insert(events)
+    except (DataError, IntegrityError) as error:
+        if len(events) == 1:
+            unbookable.append((events[0], error))
+            return {}
+    middle = len(events) // 2
+    return _insert(events[:middle], unbookable) | _insert(events[middle:], unbookable)
 
 
-def ledger_event(event: UsageEvent) -> settlement.Event:
-    """The usage event in the ledger's terms. Raises ValueError or KeyError if its account isn't one that admission made."""
+def ledger_event(event: UsageEvent, *, source: str = "") -> settlement.Event:
+    """The usage event in the ledger's terms. Raises ValueError, KeyError or msgspec's if its account isn't one that admission made."""
     account = _account.decode(event.account)
     c = event.counters
     return settlement.Event(
@@ -173,14 +206,15 @@ def ledger_event(event: UsageEvent) -> settlement.Event:
         epoch=event.epoch,
         sequence=event.sequence,
         request_id=event.request_id,
-        tenant_id=account["t"],
-        project_id=account["p"],
-        key_id=account["k"],
+        tenant_id=str(uuid.UUID(account["t"])),
+        project_id=str(uuid.UUID(account["p"])),
+        key_id=str(uuid.UUID(account["k"])),
         model=account["m"],
         endpoint=account["e"],
         reason=event.reason.value,
         budget_day=int(account["d"]),
         budget_month=int(account["o"]),
+        source=source,
         quantities=(
             c.prompt_tokens,
             c.computed_tokens,

@@ -58,6 +58,7 @@ class LedgerEvent(Quantities):
     price_version = models.IntegerField(default=0)
     budget_day = models.BigIntegerField(help_text="Unix seconds at which the tenant's day began that this was charged to.")
     budget_month = models.BigIntegerField(help_text="The same for its month.")
+    source = models.CharField(max_length=64, default="", help_text="The stream entry that brought it.")
 
     class Meta:
         managed = False  # partitioned: the migration's SQL makes it

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import connection, transaction
 
@@ -13,8 +13,6 @@ from tenants.ledger.models import QUANTITIES
 
 INSERT_LOCK = 0x10C6A7E1
 """Held shared while events go in, and exclusively by whoever counts budgets anew from the ledger."""
-CHARGED = "prompt_tokens + billed_tokens"
-
 _EVENT_COLUMNS = {
     "occurred_at": "timestamptz",
     "worker": "text",
@@ -29,6 +27,7 @@ _EVENT_COLUMNS = {
     "reason": "text",
     "budget_day": "bigint",
     "budget_month": "bigint",
+    "source": "text",
     **dict.fromkeys(QUANTITIES, "bigint"),
 }
 _ROLLUP_KEY = ("bucket", "tenant_id", "project_id", "key_id", "model")
@@ -51,6 +50,8 @@ class Event:
     reason: str
     budget_day: int
     budget_month: int
+    source: str = ""
+    """The stream entry that brought it. Not part of its identity."""
     quantities: tuple[int, ...]
     """In the order of QUANTITIES."""
 
@@ -66,24 +67,24 @@ class Event:
     def row(self) -> tuple[Any, ...]:
         return (
             *(self.occurred_at, self.worker, self.epoch, self.sequence, self.request_id, self.tenant_id, self.project_id, self.key_id),
-            *(self.model, self.endpoint, self.reason, self.budget_day, self.budget_month, *self.quantities),
+            *(self.model, self.endpoint, self.reason, self.budget_day, self.budget_month, self.source),
+            *self.quantities,
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SettledRow:
-    """A ledger row as the budgets need it: what to charge, and to whom (`account` has the submit frame's fields k, p, t, d, o)."""
+class Inserted(NamedTuple):
+    """Where an event is in the ledger, and which stream entry brought it there."""
 
-    id: int
-    request_id: str
-    total: int
-    account: dict[str, str]
+    row: int
+    source: str
 
 
-def insert(events: Sequence[Event]) -> dict[tuple[str, str, int], int]:
-    """Insert what isn't there yet and add just that to the rollups, all or nothing. Returns every event's row id, old ones included."""
+def insert(events: Sequence[Event]) -> dict[tuple[str, str, int], Inserted]:
+    """Insert what isn't there yet and add just that to the rollups, all or nothing. Returns all events, old ones included, by identity."""
     if not events:
         return {}
+    # Each once, the first to come; and in order, so that writers who bring the same events wait for each other and never deadlock.
+    events = sorted({event.identity: event for event in reversed(events)}.values(), key=lambda event: event.identity)
     columns = ", ".join(_EVENT_COLUMNS)
     arrays = ", ".join(f"%s::{kind}[]" for kind in _EVENT_COLUMNS.values())
     with transaction.atomic(), connection.cursor() as cursor:
@@ -91,20 +92,20 @@ def insert(events: Sequence[Event]) -> dict[tuple[str, str, int], int]:
         # Names and types are this module's own; values go in as arrays.
         cursor.execute(
             f"INSERT INTO tenants_ledgerevent ({columns}) SELECT * FROM unnest({arrays}) "  # noqa: S608
-            "ON CONFLICT DO NOTHING RETURNING worker, epoch, sequence, id",
+            "ON CONFLICT DO NOTHING RETURNING worker, epoch, sequence, id, source",
             [list(column) for column in zip(*(event.row() for event in events), strict=True)],
         )
-        new = {(worker, epoch, sequence): row for worker, epoch, sequence, row in cursor.fetchall()}
-        _add_to_rollups(cursor, [event for event in {e.identity: e for e in events}.values() if event.identity in new])
-        old = [event for event in events if event.identity not in new]
+        inserted = {(worker, epoch, sequence): Inserted(row, source) for worker, epoch, sequence, row, source in cursor.fetchall()}
+        _add_to_rollups(cursor, [event for event in events if event.identity in inserted])
+        old = [event for event in events if event.identity not in inserted]
         if old:
             cursor.execute(
-                "SELECT worker, epoch, sequence, id FROM tenants_ledgerevent JOIN unnest(%s::text[], %s::text[], %s::bigint[], "
+                "SELECT worker, epoch, sequence, id, source FROM tenants_ledgerevent JOIN unnest(%s::text[], %s::text[], %s::bigint[], "
                 "%s::timestamptz[]) AS known (w, e, s, at) ON worker = w AND epoch = e AND sequence = s AND occurred_at = at",
                 [[e.worker for e in old], [e.epoch for e in old], [e.sequence for e in old], [e.occurred_at for e in old]],
             )
-            new |= {(worker, epoch, sequence): row for worker, epoch, sequence, row in cursor.fetchall()}
-    return new
+            inserted |= {(worker, epoch, sequence): Inserted(row, source) for worker, epoch, sequence, row, source in cursor.fetchall()}
+    return inserted
 
 
 def _add_to_rollups(cursor: Any, events: list[Event]) -> None:
@@ -165,27 +166,22 @@ def captured_by_scope() -> list[tuple[str, str, str, int, int]]:
         return [(scope, owner, period, start, tokens) for scope, owner, period, start, tokens in cursor.fetchall()]
 
 
-def rows_of(request_ids: Iterable[str]) -> list[SettledRow]:
-    """The ledger's rows of these requests."""
+def in_ledger(request_ids: Iterable[str]) -> list[str]:
+    """Those of these requests that the ledger has."""
     with connection.cursor() as cursor:
-        cursor.execute(
-            f"SELECT id, request_id, {CHARGED}, key_id, project_id, tenant_id, budget_day, budget_month "  # noqa: S608 - own names only
-            "FROM tenants_ledgerevent WHERE request_id = ANY(%s) ORDER BY id",
-            [list(request_ids)],
-        )
-        return [
-            SettledRow(id=row, request_id=request, total=total, account=dict(zip("kptdo", map(str, rest), strict=True)))
-            for row, request, total, *rest in cursor.fetchall()
-        ]
+        cursor.execute("SELECT DISTINCT request_id FROM tenants_ledgerevent WHERE request_id = ANY(%s)", [list(request_ids)])
+        return [request for (request,) in cursor.fetchall()]
 
 
 def make_partitions(*, first: date, months: int) -> list[str]:
     """Make the monthly partitions from `first` on that aren't there yet; returns their names."""
     made = []
+    first = first.replace(day=1)
     for i in range(months):
         number = first.year * 12 + first.month - 1 + i
         begin, end = (date(n // 12, n % 12 + 1, 1) for n in (number, number + 1))
         name = f"tenants_ledgerevent_{begin:%Y_%m}"
+        low, high = (f"{day} 00:00:00+00" for day in (begin, end))
         with transaction.atomic(), connection.cursor() as cursor:
             cursor.execute("SELECT pg_advisory_xact_lock(%s)", [INSERT_LOCK])
             cursor.execute("SELECT to_regclass(%s) IS NULL", [name])
@@ -197,9 +193,9 @@ def make_partitions(*, first: date, months: int) -> list[str]:
             cursor.execute(
                 f"WITH moved AS (DELETE FROM tenants_ledgerevent_default WHERE occurred_at >= %s AND occurred_at < %s RETURNING *) "  # noqa: S608
                 f"INSERT INTO {name} SELECT * FROM moved",
-                [begin, end],
+                [low, high],
             )
             cursor.execute("ALTER TABLE tenants_ledgerevent_default ENABLE TRIGGER append_only")
-            cursor.execute(f"ALTER TABLE tenants_ledgerevent ATTACH PARTITION {name} FOR VALUES FROM ('{begin}') TO ('{end}')")
+            cursor.execute(f"ALTER TABLE tenants_ledgerevent ATTACH PARTITION {name} FOR VALUES FROM ('{low}') TO ('{high}')")
             made.append(name)
     return made

@@ -2,7 +2,6 @@
 
 from django.db import migrations, models
 
-
 QUANTITIES = [
     "prompt_tokens",
     "computed_tokens",

@@ -1,136 +1,123 @@
--- ARGV: digest, request id, model, prompt tokens, most output tokens, tranche, lease in ms, silent bound in ms.
 -- Every limit of every scope, or nothing: all checks come first, and only then is anything written.
+-- ARGV: digest, request id, model, prompt tokens, most output tokens, tranche, lease in ms, silent bound in ms.
+-- Answer: {'granted', output, day, month, caller (9), rates (6)} or {code, scope, limit, its value, ms to wait or '', rates (6)}
 local digest, request, model = ARGV[1], ARGV[2], ARGV[3]
 local prompt, most, tranche, lease_ms = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 
-if redis.call('EXISTS', 'lockgate:ready') == 0 then return {'unavailable'} end
-
-local key = hash('lockgate:key:' .. digest)
-if key.id == nil or key.state ~= 'active' or (key.expires_ms ~= '' and tonumber(key.expires_ms) <= now_ms) then
-  return {'invalid_api_key'}
-end
-local facts = {key = key, project = hash('lockgate:project:' .. key.project), tenant = hash('lockgate:tenant:' .. key.tenant)}
-local ids = {key = key.id, project = key.project, tenant = key.tenant}
-if facts.project.state == nil or facts.tenant.state == nil then return {'unavailable'} end
-for _, scope in ipairs({'tenant', 'project'}) do
-  if facts[scope].state ~= 'active' then return {'suspended', scope} end
-end
+local refusal, caller = identify(digest)
+if refusal then return refusal end
 for _, scope in ipairs(SCOPES) do
-  local allowed = facts[scope].models
+  local allowed = caller.facts[scope].models
   if allowed ~= '' and string.find(allowed, '\n' .. model .. '\n', 1, true) == nil then return {'model_not_allowed', scope} end
 end
-if redis.call('EXISTS', hold_name(request)) == 1 then return {'duplicate'} end
 
 reap(8, tonumber(ARGV[8]))
 
-local function period_start(kind)
-  local starts = cjson.decode(facts.tenant[kind .. '_starts'])
-  local current, following = nil, nil
-  for _, start in ipairs(starts) do
-    if start <= now_s then current = start elseif following == nil then following = start end
-  end
-  return current, following
-end
-local hold = {key = ids.key, project = ids.project, tenant = ids.tenant}
-local resets = {}
+local starts, following_ms = {}, {}
 for _, kind in ipairs(PERIODS) do
-  local current, following = period_start(kind)
-  if current == nil or following == nil then return {'unavailable'} end
-  hold[kind] = text(current)
-  resets[kind] = following - now_s
+  starts[kind], following_ms[kind] = period(caller.facts.tenant, kind)
+  if starts[kind] == nil then return {'unavailable'} end
+end
+local states = {}
+for _, scope in ipairs(SCOPES) do states[scope] = read_scope(scope, caller.ids[scope], starts) end
+
+local known = hash(hold_name(request))
+if known.state == 'held' and known.digest == digest then
+  return granted(caller, known.allowance, known, states.key) -- the same call again: its answer got lost
+elseif known.state then
+  return {'duplicate'}
 end
 
 local output = math.min(tranche, most)
-local least = math.min(1, most)
+local need = prompt + math.min(1, most)
+local worst
 
--- The key's own scope as the caller may see it.
-local function limits_of_key(after_call, after_tokens)
-  local function state(limit, name, spent)
-    if limit == nil or limit == '' then return '', '', '' end
-    local each = MINUTE_US / tonumber(limit)
-    local ahead = ahead_us(name)
-    return limit, text(math.max(math.floor((MINUTE_US - ahead) / each), 0)), text(math.ceil(ahead / 1000))
+-- Of several reasons the one that lasts longest is the honest one. What no waiting mends comes before all.
+local function refuse(code, scope, limit, wait)
+  if worst == nil or (wait == nil and worst.wait) or (wait and worst.wait and wait > worst.wait) then
+    worst = {code = code, scope = scope, limit = limit, value = caller.facts[scope][limit], wait = wait}
   end
-  local a, b, c = state(key.requests_per_minute, rate_name('requests', 'key', key.id))
-  local d, e, f = state(key.tokens_per_minute, rate_name('tokens', 'key', key.id))
-  return a, b, c, d, e, f
-end
-local function refused(code, limit, scope, value, wait_s)
-  return {code, scope, limit, value, tostring(wait_s), limits_of_key()}
 end
 
 for _, scope in ipairs(SCOPES) do
-  local fact, id = facts[scope], ids[scope]
+  local limits, state = caller.facts[scope], states[scope]
 
-  local limit = tonumber(fact.in_flight)
-  if limit then
-    local name = inflight_name(scope, id)
-    redis.call('ZREMRANGEBYSCORE', name, '-inf', '(' .. text(now_ms))
-    if redis.call('ZCARD', name) >= limit then
-      -- Nobody knows when one ends; a second is when asking again is worth it.
-      return refused('concurrency_limit_exceeded', 'in_flight', scope, fact.in_flight, 1)
+  local requests = per_minute(limits.requests_per_minute)
+  if requests then
+    if requests < 1 then
+      refuse('request_too_large', scope, 'requests_per_minute')
+    elseif left(state, 'requests', requests) < 1 then
+      refuse('rate_limit_exceeded', scope, 'requests_per_minute', wait_ms(state, 'requests', requests, 1))
     end
   end
 
-  limit = tonumber(fact.requests_per_minute)
-  if limit then
-    if limit == 0 then return refused('request_too_large', 'requests_per_minute', scope, fact.requests_per_minute, '') end
-    local each = MINUTE_US / limit
-    local over = ahead_us(rate_name('requests', scope, id)) + each - MINUTE_US
-    if over > 0.5 then
-      return refused('rate_limit_exceeded', 'requests_per_minute', scope, fact.requests_per_minute, over / 1000000)
-    end
-    hold['call_us_' .. scope] = text(math.floor(each))
-  end
-
-  limit = tonumber(fact.tokens_per_minute)
-  if limit then
-    if prompt + least > limit then
-      return refused('request_too_large', 'tokens_per_minute', scope, fact.tokens_per_minute, '')
-    end
-    local each = MINUTE_US / limit
-    local free = math.floor((MINUTE_US - ahead_us(rate_name('tokens', scope, id))) / each + 0.0001)
-    if free < prompt + least then
-      local wait = (prompt + least - free) * each
-      return refused('rate_limit_exceeded', 'tokens_per_minute', scope, fact.tokens_per_minute, wait / 1000000)
+  local tokens = per_minute(limits.tokens_per_minute)
+  if tokens then
+    local free = left(state, 'tokens', tokens)
+    if need > tokens then
+      refuse('request_too_large', scope, 'tokens_per_minute')
+    elseif need > free then
+      refuse('rate_limit_exceeded', scope, 'tokens_per_minute', wait_ms(state, 'tokens', tokens, need))
     end
     output = math.min(output, free - prompt)
-    hold['us_' .. scope] = string.format('%.6f', each)
+  end
+
+  local in_flight = tonumber(limits.in_flight)
+  if in_flight then
+    local name = inflight_name(scope, caller.ids[scope])
+    redis.call('ZREMRANGEBYSCORE', name, '-inf', '(' .. now_ms)
+    if in_flight < 1 then
+      refuse('request_too_large', scope, 'in_flight')
+    elseif redis.call('ZCARD', name) >= in_flight then
+      -- Nobody knows when one ends; a second is when asking again is worth it.
+      refuse('concurrency_limit_exceeded', scope, 'in_flight', 1000)
+    end
   end
 
   for _, kind in ipairs(PERIODS) do
     local field = 'tokens_per_' .. kind
-    limit = tonumber(fact[field])
-    if limit then
-      if prompt + least > limit then return refused('request_too_large', field, scope, fact[field], '') end
-      local counted = redis.call('HMGET', budget_name(scope, id, kind, hold[kind]), 'captured', 'held')
-      local free = limit - tonumber(counted[1] or '0') - tonumber(counted[2] or '0')
-      if free < prompt + least then return refused('insufficient_quota', field, scope, fact[field], resets[kind]) end
+    local budget = tonumber(limits[field])
+    if budget then
+      local free = budget - captured(state, kind) - held(state, kind)
+      if need > budget then
+        refuse('request_too_large', scope, field)
+      elseif need > budget - captured(state, kind) then
+        refuse('insufficient_quota', scope, field, following_ms[kind] - now_ms)
+      elseif need > free then
+        -- The rest is held by requests that run, and some of it may come back.
+        refuse('concurrency_limit_exceeded', scope, field, 1000)
+      end
       output = math.min(output, free - prompt)
     end
   end
 end
+if worst then
+  return append_rates({worst.code, worst.scope, worst.limit, worst.value, worst.wait or ''}, caller.facts.key, states.key)
+end
 
 -- From here on it is granted.
-local held = prompt + output
-for _, scope in ipairs(SCOPES) do
-  redis.call('ZADD', inflight_name(scope, ids[scope]), text(now_ms + lease_ms), request)
-  local each = tonumber(hold['call_us_' .. scope] or '0')
-  if each > 0 then push_arrival(rate_name('requests', scope, ids[scope]), each) end
-end
-token_rate_add(hold, held)
-budget_add(hold, 'held', held)
-redis.call('ZADD', HOLDS, text(now_ms + lease_ms), request)
-local flat = {'state', 'held', 'digest', digest, 'prompt', text(prompt), 'allowance', text(output), 'most', text(most), 'held', text(held), 'captured', '0'}
-for field, value in pairs(hold) do
-  flat[#flat + 1] = field
-  flat[#flat + 1] = value
-end
-redis.call('HSET', hold_name(request), unpack(flat))
-redis.call('HSET', 'lockgate:used', key.id, text(now_s))
-
-local tenant = facts.tenant
-return {
-  'granted', text(output), key.id, key.project, key.tenant, tenant.weight, tenant.priority, tenant.policy, tenant.cache_epoch, tenant.group,
-  table.concat({key.models, facts.project.models, tenant.models}, '\0'), hold.day, hold.month, limits_of_key()
+local hold = {
+  'state', 'held', 'digest', digest, 'key', caller.ids.key, 'project', caller.ids.project, 'tenant', caller.ids.tenant,
+  'day', starts.day, 'month', starts.month,
+  'prompt', prompt, 'most', most, 'allowance', output, 'held', prompt + output, 'captured', 0
 }
+for _, scope in ipairs(SCOPES) do
+  local limits, state = caller.facts[scope], states[scope]
+  if state.values[state.held.day] == nil then sweep(state, tonumber(starts.month)) end
+  add_to_budgets(state, prompt + output, 0)
+  for field, rate in pairs({
+    called = {'requests', per_minute(limits.requests_per_minute), 1},
+    rated = {'tokens', per_minute(limits.tokens_per_minute), prompt + output},
+  }) do
+    if rate[2] then
+      hold[#hold + 1] = field .. ':' .. scope
+      hold[#hold + 1] = charge(state, rate[1], rate[2], rate[3])
+    end
+  end
+  save(state)
+  redis.call('ZADD', inflight_name(scope, caller.ids[scope]), now_ms + lease_ms, request)
+end
+redis.call('ZADD', HOLDS, now_ms + lease_ms, request)
+redis.call('HSET', hold_name(request), unpack(hold))
+redis.call('HSET', 'lockgate:used', caller.ids.key, now_s)
+return granted(caller, output, starts, states.key)

@@ -1,19 +1,34 @@
--- Shared by all scripts of admission: put in front of each before it is loaded.
+-- Shared by all scripts of admission, put in front of each: the names of things in Redis, and the counters of one scope.
 --
--- Times come from Redis alone. Microseconds stay far below 2^53, so a Lua number holds them exactly.
--- A scope is "key", "project" or "tenant"; its hash lockgate:<scope>:<id> is the projection of Postgres (gateway/admission/projection.py).
+-- lockgate:ready                  the run id of the server whose counters are right; absent: admission is closed
+-- lockgate:key:{digest}           hash, projection of Postgres (gateway/admission/projection.py); so are lockgate:project:{id}, lockgate:tenant:{id}
+-- lockgate:scope:{scope}:{id}     hash of counters; a scope is "key", "project" or "tenant":
+--     captured:{kind}:{start}     tokens charged in a day or month, which is known by the Unix second that it starts at
+--     held:{kind}:{start}         tokens held for requests that run
+--     requests, tokens            levels of the minute's rates as they were at requests_at, tokens_at (ms)
+-- lockgate:inflight:{scope}:{id}  sorted set: requests, by the time that their lease ends (ms)
+-- lockgate:hold:{request}         hash: what is held for a request, and for whom (holds.lua)
+-- lockgate:holds                  sorted set: every hold that isn't settled, by the time that its lease ends (ms)
+-- lockgate:orphans                sorted set: claimed holds whose lease has ended, by the time that we give up on their worker (ms)
+-- lockgate:unbooked               sorted set: settled holds that aren't in the ledger yet, by the time that they were settled (ms)
+--
+-- Times come from Redis alone. All numbers are whole and below 2^53, so that Lua's doubles hold them exactly.
 
-local MINUTE_US = 60000000
-local HOLDS = 'lockgate:holds'
+local READY, HOLDS, ORPHANS, UNBOOKED = 'lockgate:ready', 'lockgate:holds', 'lockgate:orphans', 'lockgate:unbooked'
+local REBUILT_THROUGH = 'lockgate:rebuilt_through'
+local SCOPES = {'key', 'project', 'tenant'}
+local PERIODS = {'day', 'month'}
+local MINUTE_MS = 60000
+local MOST_PER_MINUTE = 100000000000 -- a full bucket of more wouldn't be a whole number any more
+local IDLE_SCOPE_MS = 62 * 24 * 3600 * 1000
 
 local time = redis.call('TIME')
-local now_s = tonumber(time[1])
-local now_us = now_s * 1000000 + tonumber(time[2])
-local now_ms = math.floor(now_us / 1000)
+local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+local now_s = math.floor(now_ms / 1000)
 
-local function text(number)
-  return string.format('%.0f', number)
-end
+local function scope_name(scope, id) return 'lockgate:scope:' .. scope .. ':' .. id end
+local function inflight_name(scope, id) return 'lockgate:inflight:' .. scope .. ':' .. id end
+local function hold_name(request) return 'lockgate:hold:' .. request end
 
 local function hash(name)
   local flat = redis.call('HGETALL', name)
@@ -22,80 +37,94 @@ local function hash(name)
   return fields
 end
 
--- The theoretical arrival time of a scope's rate (GCRA): how far ahead of now its past calls have pushed it.
-local function ahead_us(name)
-  local arrival = tonumber(redis.call('GET', name) or '0')
-  return math.max(arrival - now_us, 0)
+-- One scope's counters in the periods that start at `starts.day` and `starts.month`. Change them, then `save`.
+local function read_scope(scope, id, starts)
+  local state = {
+    name = scope_name(scope, id),
+    captured = {day = 'captured:day:' .. starts.day, month = 'captured:month:' .. starts.month},
+    held = {day = 'held:day:' .. starts.day, month = 'held:month:' .. starts.month},
+  }
+  local fields = {
+    'requests', 'requests_at', 'tokens', 'tokens_at', state.captured.day, state.captured.month, state.held.day, state.held.month
+  }
+  local values = redis.call('HMGET', state.name, unpack(fields))
+  state.fields, state.values = fields, {}
+  for i, field in ipairs(fields) do state.values[field] = tonumber(values[i]) end
+  return state
 end
 
-local function push_arrival(name, by_us)
-  local arrival = math.max(tonumber(redis.call('GET', name) or '0'), now_us) + by_us
-  if arrival <= now_us then
-    redis.call('DEL', name)
-  else
-    redis.call('SET', name, text(arrival), 'PX', text(math.ceil((arrival - now_us) / 1000) + 1000))
-  end
-end
-
-local function rate_name(kind, scope, id) return 'lockgate:rate:' .. kind .. ':' .. scope .. ':' .. id end
-local function inflight_name(scope, id) return 'lockgate:inflight:' .. scope .. ':' .. id end
-local function budget_name(scope, id, kind, start) return 'lockgate:budget:' .. scope .. ':' .. id .. ':' .. kind .. ':' .. start end
-local function hold_name(request) return 'lockgate:hold:' .. request end
-
-local SCOPES = {'key', 'project', 'tenant'}
-local PERIODS = {'day', 'month'}
--- A period's counters are kept for so long after they were last touched: longer than any period, so that reconcile can read them.
-local BUDGET_TTL_MS = 40 * 24 * 3600 * 1000
-
-local function budget_add(hold, field, tokens)
-  if tokens == 0 then return end
-  for _, scope in ipairs(SCOPES) do
-    for _, kind in ipairs(PERIODS) do
-      local name = budget_name(scope, hold[scope], kind, hold[kind])
-      redis.call('HINCRBY', name, field, text(tokens))
-      redis.call('PEXPIRE', name, BUDGET_TTL_MS)
+local function save(state)
+  local flat = {}
+  for _, field in ipairs(state.fields) do
+    if state.values[field] then
+      flat[#flat + 1] = field
+      flat[#flat + 1] = state.values[field]
     end
   end
+  redis.call('HSET', state.name, unpack(flat))
 end
 
--- Tokens per minute are charged where the scope had a limit when the request was admitted: the hold remembers microseconds per token.
-local function token_rate_add(hold, tokens)
-  if tokens == 0 then return end
-  for _, scope in ipairs(SCOPES) do
-    local each_us = tonumber(hold['us_' .. scope] or '0')
-    if each_us > 0 then push_arrival(rate_name('tokens', scope, hold[scope]), tokens * each_us) end
+-- Budgets ---------------------------------------------------------------------------------------------------------------------------
+
+local function captured(state, kind) return state.values[state.captured[kind]] or 0 end
+local function held(state, kind) return state.values[state.held[kind]] or 0 end
+
+local function add_to_budgets(state, more_held, more_captured)
+  for _, kind in ipairs(PERIODS) do
+    state.values[state.held[kind]] = held(state, kind) + more_held
+    state.values[state.captured[kind]] = captured(state, kind) + more_captured
   end
 end
 
-local function leave(request, hold)
-  redis.call('ZREM', HOLDS, request)
-  for _, scope in ipairs(SCOPES) do redis.call('ZREM', inflight_name(scope, hold[scope]), request) end
+-- Forget periods that ended before the running month. Called once a day and scope.
+local function sweep(state, month_start)
+  for _, field in ipairs(redis.call('HKEYS', state.name)) do
+    local kind, start = string.match(field, '^captured:(%a+):(%d+)$')
+    if kind and tonumber(start) < month_start then
+      local held_field = 'held:' .. kind .. ':' .. start
+      if (tonumber(redis.call('HGET', state.name, held_field)) or 0) == 0 then redis.call('HDEL', state.name, field, held_field) end
+    end
+  end
+  redis.call('PEXPIRE', state.name, IDLE_SCOPE_MS)
 end
 
--- Undo an admission: nothing was computed, so nothing stays charged, the call itself included.
-local function undo(request, hold)
-  leave(request, hold)
-  local held = tonumber(hold.held)
-  budget_add(hold, 'held', -held)
-  token_rate_add(hold, -held)
-  for _, scope in ipairs(SCOPES) do
-    local each_us = tonumber(hold['call_us_' .. scope] or '0')
-    if each_us > 0 then push_arrival(rate_name('requests', scope, hold[scope]), -each_us) end
-  end
-  redis.call('DEL', hold_name(request))
+-- Rates: GCRA as a leaky bucket ---------------------------------------------------------------------------------------------------------
+-- A level rises with what is taken and drains by the limit each minute; what fits up to the limit may pass. One request or token is
+-- 60000 units, so a millisecond drains exactly `limit` of them.
+
+local function per_minute(limit)
+  local number = tonumber(limit)
+  return number and math.min(number, MOST_PER_MINUTE)
 end
 
--- Charge what was computed and give back the rest. Totals only grow: a later, larger one posts the difference.
-local function capture(request, hold, total, ttl_ms)
-  local before = tonumber(hold.captured)
-  local held = tonumber(hold.held)
-  leave(request, hold)
-  budget_add(hold, 'held', -held)
-  if total > before then
-    budget_add(hold, 'captured', total - before)
-  end
-  token_rate_add(hold, math.max(total, before) - before - held)
-  redis.call('HSET', hold_name(request), 'state', 'settled', 'held', '0', 'captured', text(math.max(total, before)))
-  if ttl_ms then redis.call('PEXPIRE', hold_name(request), ttl_ms) else redis.call('PERSIST', hold_name(request)) end
-  return held > 0 or total > before
+local function level(state, bucket, limit)
+  local full = limit * MINUTE_MS -- after a limit was lowered nobody waits for more than a minute
+  -- The distance, so that a clock that was set back locks nobody out.
+  local drained = math.abs(now_ms - (state.values[bucket .. '_at'] or now_ms)) * limit
+  return math.max(math.min(state.values[bucket] or 0, full) - drained, 0)
+end
+
+local function left(state, bucket, limit) return math.floor((limit * MINUTE_MS - level(state, bucket, limit)) / MINUTE_MS) end
+
+-- After exactly so long, `amount` fits.
+local function wait_ms(state, bucket, limit, amount)
+  return math.max(math.ceil((level(state, bucket, limit) - (limit - amount) * MINUTE_MS) / limit), 1)
+end
+
+-- Take `amount`. Returns what `refund` must know; `before` is the receipt of an earlier charge for the same request.
+local function charge(state, bucket, limit, amount, before)
+  local after = level(state, bucket, limit) + amount * MINUTE_MS
+  state.values[bucket], state.values[bucket .. '_at'] = after, now_ms
+  local already = before and tonumber(string.match(before, '^%d+')) or 0
+  return string.format('%.0f %.0f %.0f %.0f', already + amount, limit, after, now_ms)
+end
+
+-- Let only `amount` of a charge count. What has drained since it was charged is gone: giving it back would let more pass than the limit.
+-- Returns the receipt from now on.
+local function refund(state, bucket, receipt, amount)
+  local charged, limit, after, at = string.match(receipt, '^(%d+) (%d+) (%d+) (%d+)$')
+  local back = math.max(charged - amount, 0) * MINUTE_MS
+  local undrained = math.max(after - math.abs(now_ms - at) * limit, 0)
+  state.values[bucket] = math.max((state.values[bucket] or 0) - math.min(back, undrained), 0)
+  return string.format('%.0f %s %s %s', math.min(charged, amount), limit, after, at)
 end

@@ -1,43 +1,51 @@
--- ARGV: request id, wanted output tokens in all. Holds as many more as every scope has left.
+-- Hold as many more output tokens as every scope has left.
+-- ARGV: request id, wanted output tokens in all. Answer: {allowance, '' or why it is less than wanted: budget, rate, lost, ms to wait or ''}
 local request, wanted = ARGV[1], tonumber(ARGV[2])
 local hold = hash(hold_name(request))
-if hold.state ~= 'held' and hold.state ~= 'claimed' then return {'0', 'budget', ''} end
+-- Closed until the counters are right again: the stream pauses.
+if redis.call('EXISTS', READY) == 0 then return {tonumber(hold.allowance) or 0, 'rate', 1000} end
+if hold.state ~= 'held' and hold.state ~= 'claimed' then return {0, 'lost', ''} end
 local allowance = tonumber(hold.allowance)
-local more = math.min(wanted, tonumber(hold.most)) - allowance
-if more <= 0 then return {text(allowance), '', ''} end
+local missing = math.min(wanted, tonumber(hold.most)) - allowance
+if missing <= 0 then return {allowance, '', ''} end
 
-local ended, wait_us = '', 0
-local function bound(free, why)
-  free = math.max(free, 0)
-  if free < more then
-    more = free
-    ended = why
-  end
-end
-local scope_name = {key = 'lockgate:key:' .. hold.digest, project = 'lockgate:project:' .. hold.project, tenant = 'lockgate:tenant:' .. hold.tenant}
+local by_budget, by_rate, wait = missing, missing, 0
+local projected = {key = 'lockgate:key:' .. hold.digest, project = 'lockgate:project:' .. hold.project, tenant = 'lockgate:tenant:' .. hold.tenant}
+local states, rates = {}, {}
 for _, scope in ipairs(SCOPES) do
-  local limits = redis.call('HMGET', scope_name[scope], 'tokens_per_minute', 'tokens_per_day', 'tokens_per_month')
-  local rate = tonumber(limits[1] or '')
-  if rate and rate > 0 and tonumber(hold['us_' .. scope] or '0') > 0 then
-    local each = MINUTE_US / rate
-    local free = math.floor((MINUTE_US - ahead_us(rate_name('tokens', scope, hold[scope]))) / each + 0.0001)
-    if free < more then
-      -- Worth asking again once a few tokens have dripped in, not for a single one.
-      wait_us = math.max(wait_us, (math.min(more, 16) - math.max(free, 0)) * each)
-    end
-    bound(free, 'rate')
-  end
+  local state = read_scope(scope, hold[scope], hold)
+  local limits = redis.call('HMGET', projected[scope], 'tokens_per_day', 'tokens_per_month', 'tokens_per_minute')
   for i, kind in ipairs(PERIODS) do
-    local limit = tonumber(limits[i + 1] or '')
-    if limit then
-      local counted = redis.call('HMGET', budget_name(scope, hold[scope], kind, hold[kind]), 'captured', 'held')
-      bound(limit - tonumber(counted[1] or '0') - tonumber(counted[2] or '0'), 'budget')
+    local budget = tonumber(limits[i])
+    if budget then by_budget = math.min(by_budget, budget - captured(state, kind) - held(state, kind)) end
+  end
+  local rate = per_minute(limits[3])
+  if rate then
+    local free = left(state, 'tokens', rate)
+    if free < missing then
+      by_rate = math.min(by_rate, free)
+      -- Worth asking again once a sixteenth of the minute's tokens has come back, or all that is missing: not for a single one.
+      local enough = math.min(missing, math.max(free, 0) + math.max(math.floor(rate / 16), 1))
+      wait = math.max(wait, rate < 1 and MINUTE_MS or wait_ms(state, 'tokens', rate, math.min(enough, rate)))
     end
   end
+  states[scope], rates[scope] = state, rate
 end
+
+local more = math.max(math.min(by_budget, by_rate), 0)
 if more > 0 then
-  token_rate_add(hold, more)
-  budget_add(hold, 'held', more)
-  redis.call('HSET', hold_name(request), 'allowance', text(allowance + more), 'held', text(tonumber(hold.held) + more))
+  local changed = {'allowance', allowance + more, 'held', tonumber(hold.held) + more}
+  for _, scope in ipairs(SCOPES) do
+    local state = states[scope]
+    add_to_budgets(state, more, 0)
+    if rates[scope] then
+      changed[#changed + 1] = 'rated:' .. scope
+      changed[#changed + 1] = charge(state, 'tokens', rates[scope], more, hold['rated:' .. scope])
+    end
+    save(state)
+  end
+  redis.call('HSET', hold_name(request), unpack(changed))
 end
-return {text(allowance + more), ended, ended == 'rate' and tostring(math.max(wait_us, 50000) / 1000000) or ''}
+if more == missing then return {allowance + more, '', ''} end
+if by_budget <= by_rate then return {allowance + more, 'budget', ''} end
+return {allowance + more, 'rate', wait}

@@ -1,19 +1,29 @@
--- ARGV: run id, ledger row id counted through, then for each (scope, id, period, start) its captured tokens, five values each.
--- In one call: counters become what the ledger says, plus what is held or settled here and not yet in the ledger. Opens admission.
-for _, name in ipairs(redis.call('KEYS', 'lockgate:budget:*')) do redis.call('DEL', name) end
-for i = 3, #ARGV, 5 do
-  local name = budget_name(ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3])
-  redis.call('HSET', name, 'captured', ARGV[i + 4])
-  redis.call('PEXPIRE', name, BUDGET_TTL_MS)
+-- In one call: budgets become what the ledger says plus what is held, or settled and not in the ledger yet. Opens admission.
+-- ARGV: run id, ledger row counted through, JSON {scope's hash: {field: captured tokens}}, requests whose holds the ledger has settled.
+for i = 4, #ARGV do
+  local hold = hash(hold_name(ARGV[i]))
+  if hold.state then leave(ARGV[i], hold) end
+  redis.call('DEL', hold_name(ARGV[i]))
+  redis.call('ZREM', ORPHANS, ARGV[i])
+  redis.call('ZREM', UNBOOKED, ARGV[i])
 end
-for _, name in ipairs(redis.call('KEYS', 'lockgate:hold:*')) do
-  local hold = hash(name)
-  if hold.state == 'held' or hold.state == 'claimed' then
-    budget_add(hold, 'held', tonumber(hold.held))
-  elseif redis.call('PTTL', name) == -1 then
-    budget_add(hold, 'captured', tonumber(hold.captured))
+for _, name in ipairs(redis.call('KEYS', 'lockgate:scope:*')) do
+  for _, field in ipairs(redis.call('HKEYS', name)) do
+    if string.find(field, '^captured:') or string.find(field, '^held:') then redis.call('HDEL', name, field) end
   end
 end
-redis.call('SET', 'lockgate:rebuilt_through', ARGV[2])
-redis.call('SET', 'lockgate:ready', ARGV[1])
+for name, fields in pairs(cjson.decode(ARGV[3])) do
+  for field, tokens in pairs(fields) do redis.call('HSET', name, field, tokens) end
+  redis.call('PEXPIRE', name, IDLE_SCOPE_MS)
+end
+for _, name in ipairs(redis.call('KEYS', hold_name('*'))) do
+  local hold = hash(name)
+  for _, scope in ipairs(SCOPES) do
+    local state = read_scope(scope, hold[scope], hold)
+    add_to_budgets(state, tonumber(hold.held), tonumber(hold.captured))
+    save(state)
+  end
+end
+redis.call('SET', REBUILT_THROUGH, ARGV[2])
+redis.call('SET', READY, ARGV[1])
 return 1

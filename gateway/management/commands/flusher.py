@@ -8,7 +8,6 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from redis.asyncio import Redis
 
-from gateway.admission.control import cache_secret
 from gateway.jobs.flusher import HEARTBEAT, Flusher
 
 
@@ -28,7 +27,7 @@ class Command(BaseCommand):
 
     async def _run(self) -> None:
         async with Redis.from_url(settings.REDIS_URL) as redis:
-            flusher = Flusher(redis, secret=cache_secret())
+            flusher = Flusher(redis)
             for number in (signal.SIGTERM, signal.SIGINT):
                 asyncio.get_running_loop().add_signal_handler(number, flusher.stop)
             await flusher.run()

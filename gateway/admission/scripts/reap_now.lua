@@ -1,1 +1,0 @@
-return reap(tonumber(ARGV[1]), tonumber(ARGV[2]))
