@@ -24,10 +24,10 @@ from django.utils import timezone
 from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
-from gateway.admission.booking import Booked, book
+from gateway.admission.booking import COMMITTED_TTL_MS, Booked, book
 from gateway.admission.control import AdmissionControl
 from gateway.admission.projection import Projection
-from inference.protocol.registry import USAGE_STREAM
+from inference.protocol.registry import USAGE_STREAM, committed_key
 from inference.protocol.usage import UsageEvent
 from tenants.ledger import settlement
 
@@ -40,6 +40,7 @@ HEARTBEAT_TTL_S = 15
 BATCH = 1000
 BLOCK_MS = 500
 CLAIM_IDLE_MS = 30_000
+CONSUMER_GONE_MS = 3_600_000
 TEND_S = 1.0
 LONGEST_RETRY_S = 5.0
 PARTITION_MONTHS = 3
@@ -82,6 +83,8 @@ class Flusher:
             try:
                 moved = await self.flush_once(block_ms=0 if stopping else BLOCK_MS)
                 await self._say_alive()
+                if stopping and not moved:
+                    await self._leave_group()
                 retry_s = 0.1
             except _OUTAGES as error:
                 log.warning("usage waits in the stream: %s", error)
@@ -134,6 +137,14 @@ class Flusher:
             if "BUSYGROUP" not in str(error):
                 raise
 
+    async def _leave_group(self) -> None:
+        """Take this flusher's name out of the group, and those of flushers long dead: only where nothing is pending under them."""
+        consumers: Any = await self._redis.xinfo_consumers(USAGE_STREAM, GROUP)
+        for consumer in consumers:
+            own = consumer["name"] == self._name.encode()
+            if not consumer["pending"] and (own or consumer["idle"] > CONSUMER_GONE_MS):
+                await self._redis.xgroup_delconsumer(USAGE_STREAM, GROUP, consumer["name"])
+
     async def _abandoned(self) -> list[Entry]:
         """Entries that a flusher took and never acknowledged."""
         answer: Any = await self._redis.xautoclaim(USAGE_STREAM, GROUP, self._name, min_idle_time=self._claim_idle_ms, count=BATCH)
@@ -154,15 +165,17 @@ class Flusher:
     async def _move(self, entries: Sequence[Entry]) -> None:
         readable: list[settlement.Event] = []
         for identifier, fields in entries:
+            event: UsageEvent | None = None
             try:
-                readable.append(ledger_event(_decoder.decode(fields[b"event"]), source=identifier.decode()))
+                event = _decoder.decode(fields[b"event"])
+                readable.append(ledger_event(event, source=identifier.decode()))
             except (msgspec.MsgspecError, KeyError, ValueError, OverflowError, OSError) as error:
-                await self._bury(identifier.decode(), fields, error)
+                await self._bury(identifier.decode(), fields, error, None if event is None else (event.epoch, event.sequence))
         unbookable: list[tuple[settlement.Event, Exception]] = []
         rows = await sync_to_async(_insert)(readable, unbookable)
         raw = dict(entries)
-        for event, reason in unbookable:
-            await self._bury(event.source, raw[event.source.encode()], reason)
+        for refused, reason in unbookable:
+            await self._bury(refused.source, raw[refused.source.encode()], reason, (refused.epoch, refused.sequence))
         booked = [
             Booked(entry=event.source, event=event, row=row.row, is_source=row.source == event.source)
             for event in readable
@@ -170,12 +183,19 @@ class Flusher:
         ]
         await book(self._redis, booked, stream=USAGE_STREAM, group=GROUP)
 
-    async def _bury(self, identifier: str, fields: dict[bytes, bytes], error: Exception) -> None:
-        """It can't be booked by anyone: it is kept for a person to look at, and doesn't stop the others."""
+    async def _bury(self, identifier: str, fields: dict[bytes, bytes], error: Exception, of: tuple[str, int] | None) -> None:
+        """It can't be booked by anyone: it is kept for a person to look at, and doesn't stop the others.
+
+        `of`, its epoch and sequence: its worker is told that it arrived, or would send it again for ever.
+        """
         log.error("usage entry %s can't be booked and goes to %s: %s", identifier, DEAD_LETTERS, error)
         letter = {"entry": identifier, "error": str(error), **{name.decode(errors="replace"): value for name, value in fields.items()}}
         async with self._redis.pipeline(transaction=True) as pipeline:
             pipeline.xadd(DEAD_LETTERS, letter)  # type: ignore[arg-type]  # text and bytes in one dict
+            if of is not None:
+                epoch, sequence = of
+                pipeline.sadd(committed_key(epoch), sequence)
+                pipeline.pexpire(committed_key(epoch), COMMITTED_TTL_MS)
             pipeline.xack(USAGE_STREAM, GROUP, identifier)
             pipeline.xdel(USAGE_STREAM, identifier)
             await pipeline.execute()
