@@ -83,7 +83,7 @@ class Finished:
 class Failed:
     """The last event of a generation that didn't: never an invented finish. What was computed is settled."""
 
-    code: Literal["engine_error", "worker_lost", "timeout", "cancelled", "slow_reader", "revoked"]
+    code: Literal["engine_error", "worker_lost", "timeout", "cancelled", "slow_reader", "revoked", "hold_lost"]
     message: str
     counters: Counters = field(default_factory=Counters)
 

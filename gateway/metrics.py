@@ -31,7 +31,8 @@ from inference.protocol.usage import Counters
 
 ENDPOINTS = frozenset({"chat.completions", "completions", "responses"})
 OUTCOMES = frozenset(
-    {"completed", "cancelled", "worker_lost", "engine_error", "timeout", "slow_reader", "revoked", "refused", "invalid", "unavailable"}
+    {"completed", "cancelled", "worker_lost", "engine_error", "timeout", "slow_reader", "revoked", "hold_lost"}
+    | {"refused", "invalid", "unavailable"}
 )
 
 _LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)

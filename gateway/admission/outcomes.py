@@ -89,7 +89,8 @@ class Extension:
 
     allowance: int
     """The new cumulative allowance; unchanged if nothing is left."""
-    ended_by: Literal["budget", "rate", "lost"] | None
+    ended_by: Literal["budget", "rate", "lost", "revoked"] | None
     """Why less than asked was given: a day's or month's budget is spent (end the request); a minute's rate is, or limits can't be checked
-    now (try again later); or Redis has lost the hold and the request can only end as an error."""
+    now (try again later); Redis has lost the hold, or the key or what it belongs to may no longer call: the request can only end as an
+    error."""
     retry_after_s: float | None = None

@@ -116,6 +116,7 @@ _FAILURES: dict[str, tuple[int, str]] = {
     "cancelled": (500, "server_error"),
     "slow_reader": (500, "server_error"),
     "revoked": (401, INVALID_REQUEST),
+    "hold_lost": (503, "server_error"),
 }
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import Literal
 
 from redis.exceptions import RedisError
 
@@ -17,11 +18,15 @@ _RETRY_S = 1.0
 """When admission couldn't be asked, or didn't say when to ask again."""
 _LONGEST_WAIT_S = 60.0
 
+Ending = Literal["lost", "revoked"]
+"""Why a hold will never be extended again, though no budget has ended."""
+
 
 class Hold:
     """Asks for more in good time, and waits out a minute's rate.
 
-    `granted` hears of every larger allowance, `spent` that the budget has ended and its last token is out, `broke` of a fault in here.
+    `granted` hears of every larger allowance, `spent` that the budget has ended and its last token is out, `ended` that
+    the request can't go on, `broke` of a fault in here.
     """
 
     def __init__(
@@ -33,6 +38,7 @@ class Hold:
         responses: Responses | None,
         granted: Callable[[int], None],
         spent: Callable[[], None],
+        ended: Callable[[Ending], None],
         broke: Callable[[Exception], None],
     ) -> None:
         self._request_id = request_id
@@ -41,9 +47,11 @@ class Hold:
         self._responses = responses
         self._granted = granted
         self._spent = spent
+        self._ended = ended
         self._broke = broke
         self._generated = 0
         self._spent_told = False
+        self._stopped = False
         self._extending: asyncio.Task[None] | None = None
 
     @property
@@ -57,7 +65,7 @@ class Hold:
             if not self._spent_told:
                 self._spent_told = True
                 self._spent()
-        elif self._extending is None and self._allowance.due(generated):
+        elif self._extending is None and not self._stopped and self._allowance.due(generated):
             self._extending = asyncio.create_task(self._extend())
 
     def repeat(self) -> None:
@@ -68,30 +76,37 @@ class Hold:
 
     def stop(self) -> None:
         """Ask for nothing more."""
+        self._stopped = True
         if self._extending is not None:
             self._extending.cancel()
             self._extending = None
 
     async def _extend(self) -> None:
         try:
-            await self._extend_once_due()
+            ending = await self._extend_once_due()
         except Exception as error:
             log.exception("request %s: its hold can't be extended", self._request_id)
             self._broke(error)
             return
         self._extending = None
-        self.mind(self._generated)
+        if ending is not None:
+            self._ended(ending)
+        else:
+            self.mind(self._generated)
 
-    async def _extend_once_due(self) -> None:
-        """Ends with more allowance or with the budget."""
+    async def _extend_once_due(self) -> Ending | None:
+        """Ends with more allowance, with the budget (None), or when there can be neither."""
         while True:
             extension = await self._ask()
             if extension is not None:
+                match extension.ended_by:
+                    case "lost" | "revoked" as why:
+                        return why
                 if self._allowance.answer(extension):
                     self._granted(self._allowance.total)
                     await self._note()
                 if self._allowance.budget_ended or not self._allowance.due(self._generated):
-                    return
+                    return None
             wait_s = _RETRY_S if extension is None or extension.retry_after_s is None else extension.retry_after_s
             await asyncio.sleep(min(max(wait_s, 0.05), _LONGEST_WAIT_S))
 

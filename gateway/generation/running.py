@@ -18,7 +18,7 @@ from gateway.generation.admissions import Admissions
 from gateway.generation.allowance import Allowance
 from gateway.generation.catalogue import ServedModel
 from gateway.generation.choice import Choice
-from gateway.generation.hold import Hold
+from gateway.generation.hold import Ending, Hold
 from gateway.generation.responses import Responses
 from gateway.generation.timings import Timings
 from gateway.text import TextStream, Tokenizer
@@ -27,7 +27,7 @@ from inference.protocol.usage import Counters, FinishReason
 
 log = logging.getLogger(__name__)
 
-FailureCode = Literal["engine_error", "worker_lost", "timeout", "cancelled", "slow_reader", "revoked"]
+FailureCode = Literal["engine_error", "worker_lost", "timeout", "cancelled", "slow_reader", "revoked", "hold_lost"]
 
 _MESSAGES: dict[FailureCode, str] = {
     "engine_error": "The engine failed on this request.",
@@ -36,6 +36,7 @@ _MESSAGES: dict[FailureCode, str] = {
     "cancelled": "The request was cancelled.",
     "slow_reader": "The client read too slowly.",
     "revoked": "The key that this request came with has been revoked or suspended.",
+    "hold_lost": "The gateway had to rebuild its limits and this request's part in them is lost. Send the request again.",
 }
 
 
@@ -93,6 +94,7 @@ class Generation:
             responses=responses,
             granted=self._granted,
             spent=self._spent,
+            ended=self._hold_ended,
             broke=self._hold_broke,
         )
         self._admissions = admissions
@@ -355,6 +357,10 @@ class Generation:
         """A budget has ended, and its last token is here."""
         delivered = {choice.index: choice.delivered for choice in self._choices}
         self.link.tell(Cancel(request_id=self.request_id, reason=FinishReason.BUDGET, delivered=delivered))
+
+    def _hold_ended(self, why: Ending) -> None:
+        """It will never be extended: what was generated so far is told, and then why there is no more."""
+        self.stop("revoked" if why == "revoked" else "hold_lost")
 
     def _hold_broke(self, error: Exception) -> None:
         self.link.forget(self.request_id, self)

@@ -129,3 +129,37 @@ async def test_slots_of_a_gateway_that_died_come_back(generations, client, redis
         while not await let_in():
             await asyncio.sleep(0.02)
     await until(lambda: generations.running == 0)
+
+
+async def change_key(client: Redis, **fields: str) -> None:
+    await client.hset(f"lockgate:key:{digest_of('acme')}", mapping=fields)
+
+
+async def test_a_revoked_key_gets_no_more_for_what_it_started(generations, client):
+    await project(client)
+    running = await generations.start(request(max_tokens=4_000))
+    await change_key(client, state="revoked")
+    events = await collect(running)
+    assert failed(events).code == "revoked"
+    assert 0 < len(text_of(events)) <= 4 * TRANCHE
+    assert await held(client) == []
+
+
+async def test_a_suspended_tenants_streams_get_no_more(generations, client):
+    await project(client)
+    running = await generations.start(request(max_tokens=4_000))
+    tenant = (await client.hget(f"lockgate:key:{digest_of('acme')}", "tenant")).decode()
+    await client.hset(f"lockgate:tenant:{tenant}", "state", "suspended")
+    assert failed(await collect(running)).code == "revoked"
+    assert await held(client) == []
+
+
+async def test_a_stream_whose_hold_redis_has_lost_ends_and_says_so(generations, client):
+    await project(client)
+    running = await generations.start(request(max_tokens=4_000))
+    await client.flushdb()
+    await project(client)
+    events = await collect(running)
+    assert failed(events).code == "hold_lost"
+    assert not any(isinstance(event, ChoiceFinished) for event in events)
+    finished(await collect(await generations.start(request(max_tokens=4))))

@@ -1,10 +1,12 @@
 -- Hold as many more output tokens as every scope has left.
--- ARGV: request id, wanted output tokens in all. Answer: {allowance, '' or why it is less than wanted: budget, rate, lost, ms to wait or ''}
+-- ARGV: request id, wanted output tokens in all. Answer: {allowance, '' or why it is less than wanted: budget, rate, lost, revoked, ms to wait or ''}
 local request, wanted = ARGV[1], tonumber(ARGV[2])
 local hold = hash(hold_name(request))
 -- Closed until the counters are right again: the stream pauses.
 if redis.call('EXISTS', READY) == 0 then return {tonumber(hold.allowance) or 0, 'rate', 1000} end
 if hold.state ~= 'held' and hold.state ~= 'claimed' then return {0, 'lost', ''} end
+local refusal = identify(hold.digest)
+if refusal and refusal[1] ~= 'unavailable' then return {tonumber(hold.allowance), 'revoked', ''} end
 local allowance = tonumber(hold.allowance)
 local missing = math.min(wanted, tonumber(hold.most)) - allowance
 if missing <= 0 then return {allowance, '', ''} end
