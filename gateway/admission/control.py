@@ -18,7 +18,8 @@ from inference.protocol.usage import Counters, FinishReason
 READY = "lockgate:ready"
 HOLDS = "lockgate:holds"
 TRANCHE_TOKENS = 256
-LEASE_MS = 15_000
+LEASE_MS = 8_000
+"""A hold whose gateway dies before a worker has claimed it is back this soon; workers renew three times as often."""
 SILENT_MS = 900_000
 """For so long a claimed hold waits for its worker to come back and settle from its journal; then its tokens are given back."""
 UNBOOKED_MS = 7 * 86_400_000
