@@ -176,7 +176,7 @@ async def chat_completions(connection: Connection, service: generation.Generatio
     try:
         prompt = await service.tokenizer(card.name).encode_chat(messages)
     except PromptRefused as error:
-        raise ApiError(str(error), param="messages", code="invalid_value") from error
+        raise ApiError(str(error), param="messages", code=error.code) from error
     max_tokens = parameters.token_limit(card, len(prompt), asked)
     request = GenerationRequest(
         digest=connection.digest(),

@@ -194,7 +194,7 @@ async def _text_prompt(text: str, name: str, tokenizer: Tokenizer) -> Prompt:
     try:
         tokens = await tokenizer.encode(text)
     except PromptRefused as error:
-        raise ApiError(str(error), param=name, code="invalid_value") from error
+        raise ApiError(str(error), param=name, code=error.code) from error
     if not tokens:
         raise invalid(name, "expected at least one token.")
     return Prompt(tokens=tokens, text=text)

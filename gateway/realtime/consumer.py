@@ -174,7 +174,7 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
         try:
             prompt = await service.tokenizer(card.name).encode_chat(messages)
         except PromptRefused as error:
-            raise ApiError(str(error), param="input", code="invalid_value") from error
+            raise ApiError(str(error), param="input", code=error.code) from error
         asked = AskedLimit(tokens=create.max_output_tokens, param="max_output_tokens", prompt_param="input")
         temperature = 1.0 if create.temperature is None else create.temperature
         top_p = 1.0 if create.top_p is None else create.top_p

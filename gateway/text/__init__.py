@@ -8,7 +8,7 @@
 | tokens of one choice, as they come | `TextStream(tokenizer, …)`: `push` each token, `take` what is certain, `finish` at its end |
 """
 
-from gateway.text.errors import ChatUnsupported, PromptRefused, TemplateRefused, TextError, TokenizerUnsupported
+from gateway.text.errors import ChatUnsupported, PromptRefused, PromptTooLong, TemplateRefused, TextError, TokenizerUnsupported
 from gateway.text.stream import Cut, TextStream
 from gateway.text.templates import ChatMessage
 from gateway.text.tokenizer import Tokenizer
@@ -18,6 +18,7 @@ __all__ = [
     "ChatUnsupported",
     "Cut",
     "PromptRefused",
+    "PromptTooLong",
     "TemplateRefused",
     "TextError",
     "TextStream",

@@ -3,6 +3,7 @@
 TextError
 ├── TokenizerUnsupported   the model's tokenizer.json can't be served; the operator's problem, no use in trying again
 └── PromptRefused          the caller's prompt can't be turned into tokens; 400, the message is for the caller
+    ├── PromptTooLong      the text is longer than any that fits the model's context, so it isn't even tokenised
     ├── ChatUnsupported    the model has no chat template
     └── TemplateRefused    the model's chat template raised, or went past its limits, on these messages
 """
@@ -18,6 +19,15 @@ class TokenizerUnsupported(TextError):
 
 class PromptRefused(TextError):
     """The prompt can't be turned into tokens."""
+
+    code = "invalid_value"
+    """What the caller's error object says."""
+
+
+class PromptTooLong(PromptRefused):
+    """Even the vocabulary's longest tokens couldn't bring the text into the context."""
+
+    code = "context_length_exceeded"
 
 
 class ChatUnsupported(PromptRefused):

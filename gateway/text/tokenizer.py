@@ -8,13 +8,16 @@ import tokenizers
 
 from gateway.text.control import ControlTokens
 from gateway.text.detokenizer import Detokenizer
-from gateway.text.errors import ChatUnsupported, PromptRefused, TemplateRefused, TokenizerUnsupported
+from gateway.text.errors import ChatUnsupported, PromptRefused, PromptTooLong, TemplateRefused, TokenizerUnsupported
 from gateway.text.templates import SMALL_BUDGET, Budget, ChatTemplate, OutOfFuel
 from gateway.text.vocabulary import read_tokenizer_file, token_bytes_of
 from inference.protocol.frames import ModelCard
 
 INLINE_CHARACTERS = 1_000
 """Up to here a text is tokenised where it is: about 0.6 ms at most. A longer one goes to a thread; the library holds no GIL there."""
+
+NORMALIZED_BYTES = 4
+"""A normalizer makes at most so many bytes into one: composing Hangul makes three."""
 
 _THREADS = 4
 _threads = ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="text")
@@ -36,13 +39,18 @@ class Tokenizer:
             raise TokenizerUnsupported(f"not a tokenizer.json: {error}") from error
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
-        self._control = ControlTokens(self._tokenizer, file.added_tokens)
         self._bytes_of = token_bytes_of(file.decoder)
+        self._most_bytes = card.max_prompt_tokens * self._longest_token() * (1 if file.normalizer is None else NORMALIZED_BYTES)
+        self._control = ControlTokens(self._tokenizer, file.added_tokens)
         self._bytes: dict[int, bytes] = {}
         self._texts: dict[int, str] = {}
         self._template = (
             None if card.chat_template is None else ChatTemplate(card.chat_template, bos_token=card.bos_token, eos_token=card.eos_token)
         )
+
+    def _longest_token(self) -> int:
+        """In bytes."""
+        return max(len(self._bytes_of(name)) for name in self._tokenizer.get_vocab(with_added_tokens=True))
 
     # --- text → tokens
 
@@ -54,7 +62,7 @@ class Tokenizer:
 
     def encode_now(self, text: str) -> list[int]:
         """Like `encode`, in the calling thread."""
-        _check_characters(text)
+        self._check_length(text)
         return self._control.real_ids(self._tokenizer.encode(self._control.stand_in(text), add_special_tokens=True).ids)
 
     async def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
@@ -80,13 +88,23 @@ class Tokenizer:
         control = self._control
         for message in messages:
             for text in message.values():
-                _check_characters(text)
+                _size_of(text)
         safe = [{key: control.defuse(text) for key, text in message.items()} for message in messages]
-        rendered = control.stand_in(self._template.render(safe, budget=budget))
+        rendered = self._template.render(safe, budget=budget)
+        self._check_length(rendered)
+        rendered = control.stand_in(rendered)
         ids = self._tokenizer.encode(control.without_marks(rendered), add_special_tokens=False).ids
         if control.forged(ids):
             raise PromptRefused("The messages contain text that this model's tokenizer can only read as a control token.")
         return control.real_ids(ids)
+
+    def _check_length(self, text: str) -> None:
+        """Tokenising takes seconds for megabytes, and is the caller's for free: what can't fit isn't tokenised."""
+        if _size_of(text) > self._most_bytes:
+            raise PromptTooLong(
+                f"This model's maximum context length is {self.card.max_prompt_tokens + 1} tokens. A prompt of {len(text)} characters "
+                "can't fit."
+            )
 
     # --- tokens → text
 
@@ -123,8 +141,9 @@ class Tokenizer:
         return b"".join(map(self.text_bytes, tokens)).decode(errors="replace")
 
 
-def _check_characters(text: str) -> None:
+def _size_of(text: str) -> int:
+    """In bytes of UTF-8. Raises PromptRefused for what has none."""
     try:
-        text.encode()
+        return len(text.encode())
     except UnicodeEncodeError as error:
         raise PromptRefused("The text contains half of a surrogate pair, which is no character.") from error

@@ -33,6 +33,7 @@ class TokenizerFile(Struct, frozen=True):
 
     added_tokens: list[AddedToken] = msgspec.field(default_factory=list)
     decoder: dict[str, Any] | None = None
+    normalizer: dict[str, Any] | None = None
 
 
 _decoder = msgspec.json.Decoder(TokenizerFile)

@@ -1,4 +1,5 @@
 import json
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -6,7 +7,7 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.text import ChatUnsupported, PromptRefused, TemplateRefused, Tokenizer, TokenizerUnsupported
+from gateway.text import ChatUnsupported, PromptRefused, PromptTooLong, TemplateRefused, Tokenizer, TokenizerUnsupported
 from gateway.text.tokenizer import INLINE_CHARACTERS
 from tests.gateway.text.cards import byte_tokenizer_json, card, default_model_card, sentencepiece_tokenizer_json
 
@@ -116,11 +117,12 @@ async def test_bos_is_added_as_the_post_processor_says(pieces: Tokenizer) -> Non
     assert (await pieces.encode_chat([{"role": "user", "content": "ab"}])).count(1) == 1
 
 
-async def test_long_text_gives_the_same_tokens_as_short(tiny: Tokenizer) -> None:
+async def test_long_text_gives_the_same_tokens_as_short() -> None:
+    roomy = Tokenizer(card(byte_tokenizer_json(), context_length=16 * INLINE_CHARACTERS))
     text = "the stop " * INLINE_CHARACTERS
-    assert await tiny.encode(text) == tiny.encode_now(text)
+    assert await roomy.encode(text) == roomy.encode_now(text)
     messages = [{"role": "user", "content": text}]
-    assert await tiny.encode_chat(messages) == tiny.encode_chat_now(messages)
+    assert await roomy.encode_chat(messages) == roomy.encode_chat_now(messages)
 
 
 async def test_half_a_surrogate_pair_is_refused(tiny: Tokenizer) -> None:
@@ -161,3 +163,24 @@ def test_unusable_tokenizer_is_named(tokenizer_json: str, reason: str) -> None:
 def test_unknown_id_has_no_bytes(tiny: Tokenizer) -> None:
     assert tiny.token_bytes(10_000_000) == b""
     assert tiny.token_bytes(tiny._control.first_stand_in) == b""
+
+
+async def test_text_that_no_tokens_could_bring_into_the_context_is_refused_before_it_is_tokenised(tiny: Tokenizer) -> None:
+    """Whoever sends megabytes to be counted keeps everybody's event loop for seconds, and pays nothing."""
+    longest = max(len(tiny.token_bytes(token)) for token in range(tiny.vocab_size))
+    most = tiny.card.max_prompt_tokens * longest
+    assert len(await tiny.encode("a" * most)) > tiny.card.max_prompt_tokens
+    for text in ("a" * (most + 1), "é" * (most // 2 + 1)):
+        with pytest.raises(PromptTooLong, match="maximum context length is 256 tokens"):
+            await tiny.encode(text)
+    with pytest.raises(PromptTooLong):
+        await tiny.encode_chat([{"role": "user", "content": "a" * most}])
+
+
+async def test_text_that_a_normalizer_shortens_is_still_tokenised() -> None:
+    normalizing = json.loads(byte_tokenizer_json()) | {"normalizer": {"type": "NFC"}}
+    tokenizer = Tokenizer(card(json.dumps(normalizing)))
+    hangul = "\u1112\u1161\u11ab"  # nine bytes, three as one syllable
+    longest = max(len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size))
+    text = hangul * (tokenizer.card.max_prompt_tokens * longest // 3)
+    assert await tokenizer.encode(text) == await tokenizer.encode(unicodedata.normalize("NFC", text))
