@@ -11,7 +11,11 @@ for _, scope in ipairs(SCOPES) do
   if allowed ~= '' and string.find(allowed, '\n' .. model .. '\n', 1, true) == nil then return {'model_not_allowed', scope} end
 end
 
-reap(8, tonumber(ARGV[8]))
+-- A few of whatever has expired, and all that still stands in this caller's way.
+reap(HOLDS, 8, tonumber(ARGV[8]))
+for _, scope in ipairs(SCOPES) do
+  while reap(inflight_name(scope, caller.ids[scope]), 100, tonumber(ARGV[8])) > 0 do end
+end
 
 local starts, following_ms = {}, {}
 for _, kind in ipairs(PERIODS) do
@@ -64,11 +68,9 @@ for _, scope in ipairs(SCOPES) do
 
   local in_flight = tonumber(limits.in_flight)
   if in_flight then
-    local name = inflight_name(scope, caller.ids[scope])
-    redis.call('ZREMRANGEBYSCORE', name, '-inf', '(' .. now_ms)
     if in_flight < 1 then
       refuse('request_too_large', scope, 'in_flight')
-    elseif redis.call('ZCARD', name) >= in_flight then
+    elseif redis.call('ZCARD', inflight_name(scope, caller.ids[scope])) >= in_flight then
       -- Nobody knows when one ends; a second is when asking again is worth it.
       refuse('concurrency_limit_exceeded', scope, 'in_flight', 1000)
     end

@@ -62,9 +62,10 @@ local function book(request, total, account, row)
   redis.call('ZREM', UNBOOKED, request)
 end
 
--- Holds whose lease has ended. Never claimed: undone. Claimed: the slot is free at once, the tokens stay held for the worker's journal.
-local function reap(most, silent_ms)
-  local expired = redis.call('ZRANGEBYSCORE', HOLDS, '-inf', '(' .. now_ms, 'LIMIT', 0, most)
+-- Holds whose lease has ended, by one of the sets of leases. Never claimed: undone, so that no worker can claim it any more. Claimed: the slot
+-- is free at once, the tokens stay held for the worker's journal.
+local function reap(leases, most, silent_ms)
+  local expired = redis.call('ZRANGEBYSCORE', leases, '-inf', '(' .. now_ms, 'LIMIT', 0, most)
   for _, request in ipairs(expired) do
     local hold = hash(hold_name(request))
     if hold.state == 'held' then
@@ -73,7 +74,7 @@ local function reap(most, silent_ms)
       leave(request, hold)
       redis.call('ZADD', ORPHANS, now_ms + silent_ms, request)
     else
-      redis.call('ZREM', HOLDS, request)
+      redis.call('ZREM', leases, request)
     end
   end
   return #expired
