@@ -28,14 +28,14 @@ from urllib.parse import quote
 import psycopg
 import redis
 
-from gateway.jobs.supervisor import die_with_parent
+from gateway.jobs.supervisor import StartError, die_with_parent
 
 SYSTEM_FOLDER = Path("/var/lib/lockgate")
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 
 
-class EmbeddedServerError(Exception):
+class EmbeddedServerError(StartError):
     """A server didn't start; the message holds the reason in one line."""
 
 

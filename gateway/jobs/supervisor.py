@@ -20,7 +20,7 @@ _prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
 
 class StartError(Exception):
-    """A process ended before it was ready; the message says which, and its last words."""
+    """A process didn't start, or ended before it was ready; the message says which, and why."""
 
 
 @dataclass(kw_only=True)

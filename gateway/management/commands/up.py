@@ -12,7 +12,6 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from gateway import configuration
 from gateway.configuration import ConfigurationError
-from gateway.jobs.embedded import EmbeddedServerError
 from gateway.jobs.installation import Demo, Installation, Options, prepare_home
 from gateway.jobs.supervisor import Output, StartError
 
@@ -36,7 +35,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         try:
             self._run(self._options(options))
-        except (ConfigurationError, EmbeddedServerError, StartError) as error:
+        except (ConfigurationError, StartError) as error:
             raise CommandError(str(error)) from error
 
     def _options(self, given: dict[str, Any]) -> Options:

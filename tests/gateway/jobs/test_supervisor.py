@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.jobs.embedded import EmbeddedServerError
 from gateway.jobs.supervisor import Output, Service, StartError, Supervisor, spawn
 
 WAIT_S = 20
@@ -56,6 +57,30 @@ def test_a_killed_process_is_started_again(supervisor, output):
             done.wait(0.1)
         assert service.running
         assert service.process.pid != first.pid
+    finally:
+        supervisor.request_stop()
+        runner.join()
+
+
+def test_a_server_that_cannot_start_again_at_once_is_tried_again(supervisor, output):
+    started = threading.Event()
+
+    def start() -> subprocess.Popen[bytes]:
+        starts.append(len(starts))
+        if len(starts) == 2:
+            raise EmbeddedServerError("its port is taken")
+        if len(starts) == 3:
+            started.set()
+        return python(SLEEPER, output)()
+
+    starts: list[int] = []
+    service = Service(name="child", start=start)
+    supervisor.add(service)
+    runner = threading.Thread(target=supervisor.run)
+    runner.start()
+    try:
+        service.process.kill()
+        assert started.wait(WAIT_S)
     finally:
         supervisor.request_stop()
         runner.join()
