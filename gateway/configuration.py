@@ -44,10 +44,6 @@ class Configuration:
     metrics_token: str | None
     metrics_public: bool
 
-    @property
-    def services_file(self) -> Path:
-        return services_file(self.home)
-
     def database(self) -> dict[str, object]:
         """Django's DATABASES["default"]."""
         if self.database_url is None:
@@ -137,7 +133,9 @@ def read(environ: Mapping[str, str] = os.environ) -> Configuration:
         redis_url=known("REDIS_URL", "redis_url"),
         secret_key=_secret_key(home, environ),
         port=integer("PORT", known("PORT", "port") or "8000", low=1, high=65535),
-        allowed_hosts=tuple(h for h in environ.get("LOCKGATE_ALLOWED_HOSTS", "127.0.0.1,localhost,[::1]").split(",") if h),
+        allowed_hosts=tuple(
+            host for part in environ.get("LOCKGATE_ALLOWED_HOSTS", "127.0.0.1,localhost,[::1]").split(",") if (host := part.strip())
+        ),
         debug=environ.get("LOCKGATE_DEBUG", "") == "1",
         worker_secret=_worker_secret(environ),
         metrics_token=environ.get("LOCKGATE_METRICS_TOKEN") or None,
