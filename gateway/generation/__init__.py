@@ -38,6 +38,6 @@ def service() -> Generations:
     if _service is None:
         pool = BlockingConnectionPool.from_url(settings.REDIS_URL, max_connections=_MAX_CONNECTIONS, timeout=5, socket_timeout=5)
         redis = Redis(connection_pool=pool)
-        admissions = AdmissionControl(redis, secret=settings.SECRET_KEY.encode())
+        admissions = AdmissionControl(redis)
         _service = Generations(redis, admissions, secret=settings.CONFIGURATION.worker_secret)
     return _service
