@@ -46,7 +46,7 @@ class EngineThread:
         """As of the latest step."""
 
     def start(self, *, deliver: Callable[[StepResult], None], failed: Callable[[BaseException], None]) -> None:
-        """Both are called on the event loop. `failed`: the engine itself broke and does nothing any more."""
+        """Both are called on the event loop. `failed`: the engine broke, or `deliver` did, and with it every stream of that step."""
         self._deliver = deliver
         self._failed = failed
         self._thread.start()
@@ -124,6 +124,9 @@ class EngineThread:
     def _deal(self, result: StepResult) -> None:
         try:
             self._deliver(result)
+        except Exception as error:
+            log.exception("a step's output was lost")
+            self._failed(error)
         finally:
             self._undealt.release()
 

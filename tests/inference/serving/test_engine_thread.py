@@ -94,3 +94,16 @@ async def test_engine_waits_for_a_loop_that_is_behind(engine: Engine) -> None:
         del first
         assert received.results.qsize() <= 4  # more can't have been given without this loop having its turn
         assert (await received.finish()).counters.generated_tokens == 500
+
+
+async def test_output_that_nobody_can_deal_with_is_reported_and_the_thread_still_stops(engine: Engine) -> None:
+    def undeliverable(result: StepResult) -> None:
+        raise RuntimeError("no such stream")
+
+    failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+    thread = EngineThread(engine, loop=asyncio.get_running_loop())
+    thread.put(submit("r1", max_tokens=1))
+    thread.start(deliver=undeliverable, failed=failed.set_result)
+    async with asyncio.timeout(20):
+        assert str(await failed) == "no such stream"
+    thread.stop()
