@@ -105,9 +105,6 @@ class Sampler:
             else:
                 where = self._on_device(random)
                 chosen[where] = self._draw(shaped[where], best[where], rows[random], kinds[random], positions)
-        if every & PENALTY:
-            counted = np.flatnonzero(kinds & PENALTY)
-            self._penalties.count(rows[counted].tolist(), chosen[self._on_device(counted)])
         fine = torch.isfinite(best)
         if shaped is not logits:
             fine &= torch.isfinite(logits.amax(dim=1))
@@ -117,6 +114,9 @@ class Sampler:
             where = self._on_device(asked)
             told = token_logprobs(logits[where], chosen[where], self._logprobs[rows[asked]].tolist())
             sampled.logprobs = dict(zip(asked.tolist(), told, strict=True))
+        if every & PENALTY:  # last: a step that fails before is sampled again
+            counted = np.flatnonzero(kinds & PENALTY)
+            self._penalties.count(rows[counted].tolist(), chosen[self._on_device(counted)])
         return sampled
 
     def _on_device(self, array: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> Tensor:
