@@ -57,6 +57,7 @@ class TrustGroup(models.Model):
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     name = models.CharField(max_length=100, unique=True)
+    cache_epoch = models.PositiveIntegerField(default=0, help_text="What its members' epoch is at least, former members' included.")
     created_at = models.DateTimeField(auto_now_add=True)
 
     def __str__(self) -> str:

@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from django.db import IntegrityError, transaction
 from django.utils import timezone
@@ -83,7 +84,10 @@ def resume_tenant(tenant_id: uuid.UUID, *, actor: Actor) -> Tenant:
 
 @transaction.atomic
 def set_cache_policy(tenant_id: uuid.UUID, cache_policy: str, *, actor: Actor, trust_group_id: uuid.UUID | None = None) -> Tenant:
-    """Set who may reuse the tenant's cached prefixes; what was cached until now is forgotten. A trust group goes with "shared" only."""
+    """Set who may reuse the tenant's cached prefixes. A trust group goes with "shared" only. Raises Invalid, NotFound, Refused.
+
+    What was cached until now is forgotten, also by the members of a group that the tenant leaves or joins.
+    """
     policy = policies.clean_cache_policy(cache_policy)
     shared = policy is CachePolicy.SHARED
     if shared and trust_group_id is None:
@@ -93,7 +97,7 @@ def set_cache_policy(tenant_id: uuid.UUID, cache_policy: str, *, actor: Actor, t
     tenant = _locked_with_groups(tenant_id, trust_group_id)
     if tenant.cache_policy == policy and tenant.trust_group_id == trust_group_id:
         return tenant
-    epochs = _next_epochs(tenant, trust_group_id)
+    epochs = _next_epochs(tenant, tenant.trust_group_id, trust_group_id)
     values = {"cache_policy": policy.value, "trust_group_id": trust_group_id, "cache_epoch": epochs.epoch}
     update(tenant, values, actor, "tenant.cache_policy", "tenant", tenant=tenant, also_changed=epochs.changes)
     return tenant
@@ -121,18 +125,23 @@ def _locked_with_groups(tenant_id: uuid.UUID, joins: uuid.UUID | None) -> Tenant
     return tenant
 
 
+@dataclass(frozen=True, slots=True)
 class _Epochs:
-    """The tenant's next cache epoch. Members of a trust group always have the same one, so they all move, and never back."""
+    """The tenant's next cache epoch, and who moved to it as well."""
 
-    def __init__(self, epoch: int, changes: tuple[tuple[Kind, uuid.UUID], ...]) -> None:
-        self.epoch = epoch
-        self.changes = changes
+    epoch: int
+    changes: tuple[tuple[Kind, uuid.UUID], ...]
 
 
-def _next_epochs(tenant: Tenant, trust_group_id: uuid.UUID | None) -> _Epochs:
-    if trust_group_id is None:
-        return _Epochs(tenant.cache_epoch + 1, ())
-    others = list(Tenant.objects.select_for_update().filter(trust_group_id=trust_group_id).exclude(pk=tenant.pk).order_by("pk"))
-    epoch = 1 + max(tenant.cache_epoch, *(other.cache_epoch for other in others), 0)
-    Tenant.objects.filter(pk__in=[other.pk for other in others]).update(cache_epoch=epoch)
-    return _Epochs(epoch, tuple(("tenant", other.pk) for other in others))
+def _next_epochs(tenant: Tenant, *group_ids: uuid.UUID | None) -> _Epochs:
+    """An epoch that neither the tenant nor any of these trust groups ever had; all their members move to it.
+
+    A group keeps its own, so that it never goes back to a purged one, whoever leaves and comes.
+    """
+    groups = TrustGroup.objects.filter(pk__in=[group_id for group_id in group_ids if group_id is not None])
+    members = Tenant.objects.select_for_update().filter(trust_group__in=groups).exclude(pk=tenant.pk).order_by("pk")
+    others = list(members.values_list("pk", flat=True))
+    epoch = 1 + max(tenant.cache_epoch, *groups.values_list("cache_epoch", flat=True), 0)
+    groups.update(cache_epoch=epoch)
+    Tenant.objects.filter(pk__in=others).update(cache_epoch=epoch)
+    return _Epochs(epoch, tuple(("tenant", other) for other in others))

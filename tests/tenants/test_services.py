@@ -248,6 +248,26 @@ def test_members_of_a_trust_group_always_share_one_epoch_that_never_goes_back(ac
     assert rival.cache_epoch == 6
 
 
+def test_who_leaves_a_trust_group_takes_its_cached_prefixes_along(acme, rival, operator):
+    group = services.create_trust_group("friends", actor=operator)
+    for tenant in (acme, rival):
+        services.set_cache_policy(tenant.pk, "shared", trust_group_id=group.pk, actor=operator)
+    before = group.tenants.get(pk=acme.pk).cache_epoch
+    AccessChange.objects.all().delete()
+    services.set_cache_policy(rival.pk, "tenant", actor=operator)
+    assert group.tenants.get(pk=acme.pk).cache_epoch > before
+    assert outbox() == {("tenant", acme.pk), ("tenant", rival.pk)}
+
+
+def test_a_trust_group_that_was_empty_never_gets_a_purged_epoch_again(acme, rival, operator):
+    group = services.create_trust_group("friends", actor=operator)
+    services.set_cache_policy(acme.pk, "shared", trust_group_id=group.pk, actor=operator)
+    seen = {services.purge_cache(acme.pk, actor=operator).cache_epoch for _ in range(3)}
+    services.set_cache_policy(acme.pk, "tenant", actor=operator)
+    joined = services.set_cache_policy(rival.pk, "shared", trust_group_id=group.pk, actor=operator)
+    assert joined.cache_epoch > max(seen)
+
+
 def test_a_trust_group_with_members_is_not_deleted(acme, operator):
     group = services.create_trust_group("friends", actor=operator)
     services.set_cache_policy(acme.pk, "shared", trust_group_id=group.pk, actor=operator)
