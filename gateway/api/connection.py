@@ -1,14 +1,13 @@
 """One HTTP request: its headers, its body within a limit, its answer, and whether the client is still there."""
 
 import asyncio
-import hashlib
 import re
 import secrets
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
-from urllib.parse import parse_qsl
 
 from gateway.api.errors import ApiError, Header
+from gateway.api.presented_key import presented_digest
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -20,7 +19,6 @@ BODY_TIMEOUT_S = 60.0
 """For the whole body to arrive."""
 
 _SANE_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_KEY_FIELDS = frozenset({"api_key", "api-key", "apikey", "key", "access_token", "token", "authorization"})
 JSON = b"application/json"
 
 
@@ -63,24 +61,8 @@ class Connection:
 
     def digest(self) -> str:
         """SHA-256 of the presented key, in hex. Raises ApiError (401) if none is presented as it should be."""
-        authorization = self.header(b"authorization")
-        if authorization is None:
-            raise self._no_key()
-        scheme, _, key = authorization.partition(" ")
-        key = key.strip()
-        if scheme.lower() != "bearer" or not key:
-            raise unauthenticated("The Authorization header has to be: Bearer YOUR_API_KEY.")
-        self.key_digest = hashlib.sha256(key.encode("latin-1")).hexdigest()
+        self.key_digest = presented_digest(self.scope["headers"], self.scope.get("query_string", b""))
         return self.key_digest
-
-    def _no_key(self) -> ApiError:
-        query = parse_qsl(self.scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True)
-        if any(name.lower() in _KEY_FIELDS for name, _ in query):
-            return unauthenticated(
-                "An API key is never read from the query string, where it ends up in logs. Send it as a header: Authorization: Bearer "
-                "YOUR_API_KEY. Consider this key exposed and replace it."
-            )
-        return unauthenticated("You didn't provide an API key. Send it as a header: Authorization: Bearer YOUR_API_KEY.")
 
     async def body(self) -> bytes:
         """The whole body. Raises ApiError (413, 408), ClientGone."""
@@ -146,9 +128,6 @@ class Connection:
         await self.send(body, last=True)
 
 
-def unauthenticated(message: str) -> ApiError:
-    return ApiError(message, status=401, code="invalid_api_key", headers=[(b"www-authenticate", b"Bearer")])
-
-
 def too_large() -> ApiError:
+    """413."""
     return ApiError(f"The request's body is larger than {MAX_BODY_BYTES} bytes.", status=413, code="request_too_large")

@@ -1,12 +1,10 @@
 """One client's connection: reads its messages, runs its responses side by side, and leaves them running when it goes."""
 
 import asyncio
-import hashlib
 import logging
 import secrets
 import time
 from typing import Any
-from urllib.parse import parse_qsl
 
 from channels.generic.websocket import AsyncWebsocketConsumer
 from msgspec import json
@@ -17,6 +15,7 @@ from gateway.api import errors
 from gateway.api.endpoint import served
 from gateway.api.errors import ApiError
 from gateway.api.parameters import AskedLimit, token_limit
+from gateway.api.presented_key import exposed, holds_key, presented_digest
 from gateway.events import GenerationRequest
 from gateway.generation import Generation
 from gateway.realtime.messages import CancelResponse, Create, Resume, read
@@ -31,7 +30,6 @@ MAX_RESPONSES = 16
 """Running on one connection."""
 MESSAGES_PER_S = 20.0
 MESSAGES_AT_ONCE = 100.0
-_KEY_FIELDS = frozenset({"api_key", "api-key", "apikey", "key", "access_token", "token", "authorization"})
 
 
 class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
@@ -65,14 +63,10 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
             await self.accept()
 
     def _presented_digest(self) -> str:
-        query = parse_qsl(self.scope["query_string"].decode("latin-1"), keep_blank_values=True)
-        if any(name.lower() in _KEY_FIELDS for name, _ in query):
-            raise _unauthenticated("An API key is never read from the query string. Consider this key exposed and replace it.")
-        presented = next((value.decode("latin-1") for name, value in self.scope["headers"] if name == b"authorization"), "")
-        scheme, _, key = presented.partition(" ")
-        if scheme.lower() != "bearer" or not key.strip():
-            raise _unauthenticated("Send an API key as a header: Authorization: Bearer YOUR_API_KEY.")
-        return hashlib.sha256(key.strip().encode("latin-1")).hexdigest()
+        query = self.scope["query_string"]
+        if holds_key(query):
+            raise exposed()
+        return presented_digest(self.scope["headers"], query)
 
     async def _deny(self, error: ApiError) -> None:
         """Answer the handshake with an HTTP error, where the server can."""
@@ -256,10 +250,6 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
         if running is None:
             raise _not_found("No response of this id runs on this connection.")
         running.stop()
-
-
-def _unauthenticated(message: str) -> ApiError:
-    return ApiError(message, status=401, code="invalid_api_key", headers=[(b"www-authenticate", b"Bearer")])
 
 
 def _not_found(message: str, *, param: str = "response_id") -> ApiError:
