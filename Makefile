@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+JOBS ?= 2
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 export PYTHONUNBUFFERED := 1
 
@@ -32,7 +33,7 @@ up: $(VENV)/.run ## install and start the whole gateway on this machine (ARGS="-
 	@$(BIN)/python manage.py up $(ARGS)
 
 test: $(VENV)/.test ## run the test suite (ARGS="tests/kernels" for a part)
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
 
 proof-golden: $(VENV)/.test ## every golden item in every way of scheduling it, through the engine
 	@LOCKGATE_PROOF=golden $(BIN)/python -m pytest tests/inference/test_golden.py

@@ -185,6 +185,7 @@ def test_the_theme_is_switched_and_kept(page: Page, address: str, cast):
     expect(page.locator("html")).to_have_attribute("data-theme", "dark")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(14, 17, 22)"
     page.get_by_role("button", name="Light").click()
+    expect(page.locator("html")).to_have_attribute("data-theme", "light")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(247, 248, 250)"
 
 
