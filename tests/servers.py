@@ -8,7 +8,6 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-
 OWN = "LOCKGATE_TESTS_OWN_SERVERS"
 """Set where the servers in the environment are another test process's: tests empty their Valkey, so each process needs one of its own."""
 
