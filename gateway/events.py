@@ -7,6 +7,7 @@ from inference.protocol.sampling import Sampling
 from inference.protocol.usage import Counters
 
 FinishCause = Literal["stop", "length"]
+FailureCode = Literal["engine_error", "worker_lost", "timeout", "cancelled", "slow_reader", "revoked", "hold_lost"]
 StopReason = Literal["budget"] | str | int | None
 """Beside the cause: "budget", the stop string that was found, or the stop token id."""
 
@@ -83,7 +84,7 @@ class Finished:
 class Failed:
     """The last event of a generation that didn't: never an invented finish. What was computed is settled."""
 
-    code: Literal["engine_error", "worker_lost", "timeout", "cancelled", "slow_reader", "revoked", "hold_lost"]
+    code: FailureCode
     message: str
     counters: Counters = field(default_factory=Counters)
 

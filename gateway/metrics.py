@@ -19,7 +19,7 @@ import re
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -27,13 +27,11 @@ from prometheus_client.multiprocess import MultiProcessCollector, mark_process_d
 from prometheus_client.registry import Collector
 
 from gateway.dispatch.link import Link
+from gateway.events import FailureCode
 from inference.protocol.usage import Counters
 
 ENDPOINTS = frozenset({"chat.completions", "completions", "responses"})
-OUTCOMES = frozenset(
-    {"completed", "cancelled", "worker_lost", "engine_error", "timeout", "slow_reader", "revoked", "hold_lost"}
-    | {"refused", "invalid", "unavailable"}
-)
+OUTCOMES = frozenset({"completed", *get_args(FailureCode), "refused", "invalid", "unavailable"})
 
 _LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _PER_TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0)
@@ -126,16 +124,17 @@ def exposition(links: Iterable[Link]) -> bytes:
     """Everything, as Prometheus reads it."""
     workers = CollectorRegistry()
     workers.register(WorkerCollector(links))
-    return _processes() + generate_latest(workers)
+    return generate_latest(all_processes()) + generate_latest(workers)
 
 
-def _processes() -> bytes:
+def all_processes() -> CollectorRegistry:
+    """What this machine's web processes have measured, summed; this one's alone where they share no folder."""
     folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
     if not folder:
-        return generate_latest(REGISTRY)
+        return REGISTRY
     registry = CollectorRegistry()
-    MultiProcessCollector(registry, path=folder)  # type: ignore[no-untyped-call]
-    return generate_latest(registry)
+    MultiProcessCollector(registry, path=folder)  # type: ignore[no-untyped-call]  # the library's types stop here
+    return registry
 
 
 def forget_dead_processes() -> None:
@@ -147,14 +146,14 @@ def forget_dead_processes() -> None:
     pids = {int(found[1]) for path in Path(folder).iterdir() if (found := re.fullmatch(r"gauge_live\w*_(\d+)\.db", path.name))}
     for pid in pids:
         if not Path(f"/proc/{pid}").exists():
-            mark_process_dead(pid, path=folder)  # type: ignore[no-untyped-call]
+            mark_process_dead(pid, path=folder)  # type: ignore[no-untyped-call]  # the library's types stop here
 
 
 def leave() -> None:
     """This process ends: its gauges leave the sum, its counters stay."""
     folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
     if folder:
-        mark_process_dead(os.getpid(), path=folder)  # type: ignore[no-untyped-call]
+        mark_process_dead(os.getpid(), path=folder)  # type: ignore[no-untyped-call]  # the library's types stop here
 
 
 def keep_token(path: Path) -> str:

@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Struct
 
 from gateway.admission.outcomes import RefusalCode, Refused
-from gateway.events import Failed
+from gateway.events import Failed, FailureCode
 
 Header = tuple[bytes, bytes]
 
@@ -109,7 +109,7 @@ def refused(refusal: Refused, *, model: str = "", headers: Sequence[Header] = ()
     )
 
 
-_FAILURES: dict[str, tuple[int, str]] = {
+_FAILURES: dict[FailureCode, tuple[int, str]] = {
     "engine_error": (500, "server_error"),
     "worker_lost": (503, "server_error"),
     "timeout": (503, "server_error"),

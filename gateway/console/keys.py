@@ -12,7 +12,7 @@ from gateway.console.lists import filtered, listing
 from gateway.console.people import actor_of, role_of
 from gateway.console.shell import page, reading, writing
 from tenants import selectors, services
-from tenants.models import ApiKey
+from tenants.models import ApiKey, Project
 from tenants.services import CreatedKey
 
 
@@ -35,7 +35,8 @@ def create_key(request: HttpRequest) -> HttpResponse:
 
     def write(values: dict[str, object]) -> CreatedKey:
         project = values.pop("project")
-        return services.create_key(getattr(project, "pk"), values, actor=actor_of(request))  # noqa: B009 — the form's field gives a Project
+        assert isinstance(project, Project), "the form's field gives one"
+        return services.create_key(project.pk, values, actor=actor_of(request))
 
     created = form.carry_out(write) if request.method == "POST" else None
     if isinstance(created, CreatedKey):

@@ -1,12 +1,8 @@
 """Percentiles of what the gateways measured lately, from the Prometheus histograms of all web processes of this machine."""
 
-import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from prometheus_client import REGISTRY, CollectorRegistry
-from prometheus_client.core import Metric
-from prometheus_client.multiprocess import MultiProcessCollector
+from gateway import metrics
 
 TTFT = "lockgate_time_to_first_token_seconds"
 TPOT = "lockgate_time_per_output_token_seconds"
@@ -19,7 +15,7 @@ Buckets = dict[float, float]
 def read() -> dict[str, Buckets]:
     """The watched histograms now, over all models; empty buckets where nothing was measured yet."""
     found: dict[str, Buckets] = {name: {} for name in WATCHED}
-    for metric in _metrics():
+    for metric in metrics.all_processes().collect():
         if metric.name not in found:
             continue
         buckets = found[metric.name]
@@ -28,15 +24,6 @@ def read() -> dict[str, Buckets]:
                 bound = float(sample.labels["le"])
                 buckets[bound] = buckets.get(bound, 0.0) + sample.value
     return found
-
-
-def _metrics() -> Iterable[Metric]:
-    folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")  # the library's own variable: it is read where the library reads it
-    if not folder:
-        return REGISTRY.collect()
-    registry = CollectorRegistry()
-    MultiProcessCollector(registry, path=folder)  # type: ignore[no-untyped-call]
-    return registry.collect()
 
 
 @dataclass(frozen=True, kw_only=True)

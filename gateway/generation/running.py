@@ -6,13 +6,12 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from redis.exceptions import RedisError
 
 from gateway.admission.outcomes import LimitState
 from gateway.dispatch.link import Link
-from gateway.events import Delta, Event, Failed, Finished, GenerationRequest, PromptScored, TokenLogprob
+from gateway.events import Delta, Event, Failed, FailureCode, Finished, GenerationRequest, PromptScored, TokenLogprob
 from gateway.events import Started as StartedEvent
 from gateway.generation.admissions import Admissions
 from gateway.generation.allowance import Allowance
@@ -21,13 +20,11 @@ from gateway.generation.choice import Choice
 from gateway.generation.hold import Ending, Hold
 from gateway.generation.responses import Responses
 from gateway.generation.timings import Timings
-from gateway.text import TextStream, Tokenizer
+from gateway.text import TextStream, token_logprob
 from inference.protocol.frames import Allow, Attached, Cancel, ChoiceEnd, Finish, Pause, PromptLogprobs, Reject, Started, TokenOut
 from inference.protocol.usage import Counters, FinishReason
 
 log = logging.getLogger(__name__)
-
-FailureCode = Literal["engine_error", "worker_lost", "timeout", "cancelled", "slow_reader", "revoked", "hold_lost"]
 
 _MESSAGES: dict[FailureCode, str] = {
     "engine_error": "The engine failed on this request.",
@@ -254,7 +251,7 @@ class Generation:
         tokenizer = self._model.tokenizer
         for offset, (logprob, top) in enumerate(zip(part.logprobs, part.top_logprobs, strict=True)):
             token = self.request.prompt[part.start + offset]
-            self._prompt_scores.append(None if logprob is None else _named(tokenizer, token, logprob, top or []))
+            self._prompt_scores.append(None if logprob is None else token_logprob(tokenizer, token, logprob, top or []))
         if len(self._prompt_scores) == len(self.request.prompt):
             self._emit(PromptScored(tokens=tuple(self._prompt_scores)))
 
@@ -486,13 +483,3 @@ class Generation:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-
-def _named(tokenizer: Tokenizer, token: int, logprob: float, top: list[tuple[int, float]]) -> TokenLogprob:
-    return TokenLogprob(
-        token=token,
-        text=tokenizer.token_text(token),
-        raw=tokenizer.token_bytes(token),
-        logprob=logprob,
-        top=tuple((other, tokenizer.token_text(other), tokenizer.token_bytes(other), value) for other, value in top),
-    )

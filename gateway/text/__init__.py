@@ -9,7 +9,7 @@
 """
 
 from gateway.text.errors import ChatUnsupported, PromptRefused, PromptTooLong, TemplateRefused, TextError, TokenizerUnsupported
-from gateway.text.stream import Cut, TextStream
+from gateway.text.stream import Cut, TextStream, token_logprob
 from gateway.text.templates import ChatMessage
 from gateway.text.tokenizer import Tokenizer
 
@@ -24,4 +24,5 @@ __all__ = [
     "TextStream",
     "Tokenizer",
     "TokenizerUnsupported",
+    "token_logprob",
 ]

@@ -22,6 +22,17 @@ class TokenNames(TokenTable, Protocol):
         ...
 
 
+def token_logprob(names: TokenNames, token: int, logprob: float, top: Sequence[tuple[int, float]]) -> TokenLogprob:
+    """A token's log-probability and its alternatives', with the text and bytes of each."""
+    return TokenLogprob(
+        token=token,
+        text=names.token_text(token),
+        raw=names.token_bytes(token),
+        logprob=logprob,
+        top=tuple((other, names.token_text(other), names.token_bytes(other), value) for other, value in top),
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
     """Where a stop string ended the text."""
@@ -94,19 +105,9 @@ class TextStream:
         if self.cut is not None:
             return
         start = self._out + len(self._text)
-        self._entries.append(_Entry(start, token, None if logprob is None else self._named(token, logprob, top or ())))
+        self._entries.append(_Entry(start, token, None if logprob is None else token_logprob(self._names, token, logprob, top or ())))
         self.next_index += 1
         self._read(self._detokenizer.push(token))
-
-    def _named(self, token: int, logprob: float, top: Sequence[tuple[int, float]]) -> TokenLogprob:
-        names = self._names
-        return TokenLogprob(
-            token=token,
-            text=names.token_text(token),
-            raw=names.token_bytes(token),
-            logprob=logprob,
-            top=tuple((other, names.token_text(other), names.token_bytes(other), value) for other, value in top),
-        )
 
     def _read(self, text: str) -> None:
         if not text:
