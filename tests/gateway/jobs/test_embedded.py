@@ -1,5 +1,6 @@
 import shutil
 import signal
+import socket
 import stat
 import tempfile
 from pathlib import Path
@@ -8,7 +9,7 @@ import psycopg
 import pytest
 import redis
 
-from gateway.jobs.embedded import EmbeddedPostgres, EmbeddedValkey
+from gateway.jobs.embedded import EmbeddedPostgres, EmbeddedServerError, EmbeddedValkey
 
 
 @pytest.fixture
@@ -51,6 +52,19 @@ def test_valkey_keeps_its_data_over_a_kill(home):
             assert client.get("kept") == b"7"
     finally:
         again.stop()
+
+
+def test_a_restarted_server_keeps_the_port_that_others_know(home):
+    valkey = EmbeddedValkey(home, fast_and_forgetful=True)
+    valkey.start()
+    known = valkey.url
+    valkey.stop()
+    port = int(known.rsplit(":", 1)[1].split("/")[0])
+    with socket.create_server(("127.0.0.1", port)), pytest.raises(EmbeddedServerError, match=f"port {port} is taken"):
+        valkey.start()
+    valkey.start()
+    valkey.stop()
+    assert valkey.url == known
 
 
 def test_valkey_asks_for_its_password(home):
