@@ -18,6 +18,7 @@ from tenants.models import ApiKey
 MONTHS_AHEAD = 3
 KEYS_USED = "lockgate:used"
 """Hash: key id → Unix seconds of its last admitted call. Written by admission, moved to Postgres by `note_key_use`."""
+_BEING_NOTED = f"{KEYS_USED}:being-noted"
 
 
 @shared_task  # type: ignore[untyped-decorator,unused-ignore]
@@ -29,13 +30,14 @@ def make_partitions() -> None:
 @shared_task  # type: ignore[untyped-decorator,unused-ignore]
 def note_key_use() -> None:
     """Bring `last_used_at` of the keys that were used up to date."""
-    with Redis.from_url(settings.REDIS_URL) as redis, redis.pipeline(transaction=True) as pipeline:
-        pipeline.hgetall(KEYS_USED)
-        pipeline.delete(KEYS_USED)
-        used, _ = pipeline.execute()
-    for key_id, seconds in sorted(used.items()):
-        at = datetime.datetime.fromtimestamp(int(seconds), datetime.UTC)
-        ApiKey.objects.filter(Q(last_used_at=None) | Q(last_used_at__lt=at), pk=uuid.UUID(key_id.decode())).update(last_used_at=at)
+    with Redis.from_url(settings.REDIS_URL) as redis:
+        # Set aside until Postgres has it; what a run that failed set aside goes first.
+        if redis.exists(KEYS_USED):
+            redis.renamenx(KEYS_USED, _BEING_NOTED)
+        for key_id, seconds in sorted(redis.hgetall(_BEING_NOTED).items()):
+            at = datetime.datetime.fromtimestamp(int(seconds), datetime.UTC)
+            ApiKey.objects.filter(Q(last_used_at=None) | Q(last_used_at__lt=at), pk=uuid.UUID(key_id.decode())).update(last_used_at=at)
+        redis.delete(_BEING_NOTED)
 
 
 @shared_task  # type: ignore[untyped-decorator,unused-ignore]
