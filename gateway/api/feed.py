@@ -43,16 +43,8 @@ class Feed:
     @classmethod
     async def start(cls, connection: Connection, service: generation.Generations, requests: Sequence[GenerationRequest]) -> "Feed":
         """Start all generations, or none. Raises ApiError when one isn't let in."""
-        started: list[generation.Generation] = []
         connection.key_checked = True
-        try:
-            for request in requests:
-                started.append(await _start(service, request))
-        except BaseException:
-            for one in started:
-                await one.abort()
-            raise
-        return cls(connection, started)
+        return cls(connection, await _start(service, requests))
 
     @property
     def size(self) -> int:
@@ -122,11 +114,11 @@ class Feed:
         return batch
 
 
-async def _start(service: generation.Generations, request: GenerationRequest) -> generation.Generation:
+async def _start(service: generation.Generations, requests: Sequence[GenerationRequest]) -> list[generation.Generation]:
     try:
-        return await service.start(request)
+        return await service.start_all(requests)
     except generation.AdmissionRefused as error:
         headers = () if error.refused.limits is None else limits.headers(error.refused.limits)
-        raise errors.refused(error.refused, model=request.model, headers=headers) from error
+        raise errors.refused(error.refused, model=requests[0].model, headers=headers) from error
     except generation.Invalid as error:
         raise errors.ApiError(error.message, param=error.param, code="invalid_value") from error

@@ -9,6 +9,9 @@
 
 from django.conf import settings
 from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from gateway.admission.control import AdmissionControl
 from gateway.generation.errors import AdmissionRefused, GenerationError, Invalid, ResponseNotFound, Unavailable
@@ -24,6 +27,7 @@ __all__ = [
     "Patience",
     "ResponseNotFound",
     "Unavailable",
+    "connect",
     "service",
 ]
 
@@ -32,12 +36,21 @@ _MAX_CONNECTIONS = 64
 _service: Generations | None = None
 
 
+def connect(url: str) -> Redis:
+    """A pool of connections to Redis. After Redis was restarted every idle one is dead: what meets it is sent again, once, on a new one.
+
+    So whatever is asked through it has to bear being asked twice.
+    """
+    again = Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,))
+    pool = BlockingConnectionPool.from_url(url, max_connections=_MAX_CONNECTIONS, timeout=5, socket_timeout=5, retry=again)
+    return Redis.from_pool(pool)
+
+
 def service() -> Generations:
     """The generations of this process."""
     global _service  # noqa: PLW0603 - one to a process, as its event loop is
     if _service is None:
-        pool = BlockingConnectionPool.from_url(settings.REDIS_URL, max_connections=_MAX_CONNECTIONS, timeout=5, socket_timeout=5)
-        redis = Redis(connection_pool=pool)
+        redis = connect(settings.REDIS_URL)
         admissions = AdmissionControl(redis)
         _service = Generations(redis, admissions, secret=settings.CONFIGURATION.worker_secret)
     return _service

@@ -7,7 +7,8 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from redis.asyncio import Redis
@@ -43,6 +44,17 @@ _SHUTTING_DOWN = "The gateway is shutting down. Send the request again."
 _CLOSED = "The gateway isn't taking requests now."
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Admitted:
+    request: GenerationRequest
+    model: ServedModel
+    granted: Granted
+
+    @property
+    def most(self) -> int:
+        return _most(self.request)
 
 
 class Generations:
@@ -156,26 +168,57 @@ class Generations:
 
         Raises AdmissionRefused, Unavailable, Invalid; then nothing is held.
         """
+        [generation] = await self.start_all([request], note=note)
+        return generation
+
+    async def start_all(self, requests: Sequence[GenerationRequest], *, note: bytes = b"") -> list[Generation]:
+        """Admit all of these, then submit all; they are one call, so one that isn't let in leaves nothing charged for the others.
+
+        Raises AdmissionRefused, Unavailable, Invalid; then nothing is held. What a worker had begun when another refused is billed.
+        """
         try:
-            return await self._start(request, note)
+            return await self._submit_all(await self._admit_all(requests), note)
         except AdmissionRefused:
-            self._not_run(request, "refused")
+            self._not_run(requests[0], "refused")
             raise
         except Unavailable:
-            self._not_run(request, "unavailable")
+            self._not_run(requests[0], "unavailable")
             raise
         except Invalid:
-            self._not_run(request, "invalid")
+            self._not_run(requests[0], "invalid")
             raise
 
-    async def _start(self, request: GenerationRequest, note: bytes) -> Generation:
+    async def _admit_all(self, requests: Sequence[GenerationRequest]) -> list[_Admitted]:
+        admitted: list[_Admitted] = []
+        try:
+            for request in requests:
+                admitted.append(await self._admit(request))
+        except BaseException:
+            for one in admitted:
+                await asyncio.shield(self._release(one.request))
+            raise
+        return admitted
+
+    async def _submit_all(self, admitted: Sequence[_Admitted], note: bytes) -> list[Generation]:
+        tasks = [asyncio.create_task(self._submit(one, note)) for one in admitted]
+        try:
+            await asyncio.gather(*tasks)
+        except BaseException:
+            for task in tasks:
+                task.cancel()  # one that waits for its worker withdraws or cancels what it has sent
+            for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+                if isinstance(outcome, Generation):
+                    await outcome.abort()
+            raise
+        return [task.result() for task in tasks]
+
+    async def _admit(self, request: GenerationRequest) -> _Admitted:
         if not self._taking:
             raise Unavailable(_CLOSED, _RETRY_S)
         model = self._served(request.model)
         self._check(request, model)
         if not self._takers(model):
             raise Unavailable("All workers of this model are being shut down.", _RETRY_S)
-        most = request.sampling.max_tokens * request.sampling.n
         admission = await _reachable(
             self._admissions.admit(
                 Call(
@@ -184,13 +227,13 @@ class Generations:
                     model=model.card.name,
                     endpoint=request.endpoint,
                     prompt_tokens=len(request.prompt),
-                    max_tokens=most,
+                    max_tokens=_most(request),
                 )
             )
         )
         if isinstance(admission, Refused):
             raise AdmissionRefused(admission)
-        return await self._submit(request, model, admission, Allowance(admission.allowance, most=most), note)
+        return _Admitted(request=request, model=model, granted=admission)
 
     def _check(self, request: GenerationRequest, model: ServedModel) -> None:
         card = model.card
@@ -204,10 +247,9 @@ class Generations:
     def _takers(self, model: ServedModel, refused_by: Iterable[Link] = ()) -> list[Link]:
         return [link for link in self._catalogue.links(model) if link.takes_requests and link not in refused_by]
 
-    async def _submit(
-        self, request: GenerationRequest, model: ServedModel, granted: Granted, allowance: Allowance, note: bytes
-    ) -> Generation:
+    async def _submit(self, admitted: _Admitted, note: bytes) -> Generation:
         """Find a worker that takes it. The hold is released unless one does."""
+        request, model, granted = admitted.request, admitted.model, admitted.granted
         refused_by: set[Link] = set()
         generation: Generation | None = None
         try:
@@ -217,7 +259,7 @@ class Generations:
                     request,
                     model=model,
                     link=link,
-                    allowance=allowance,
+                    allowance=Allowance(granted.allowance, most=admitted.most),
                     admissions=self._admissions,
                     patience=self._patience,
                     ended=self._ended,
@@ -393,6 +435,11 @@ class Generations:
             for one, holder in zip(quiet, holders, strict=True):
                 if holder is not None and holder != self._holders.get(one.request_id) and self._running.get(one.request_id) is one:
                     one.supersede()
+
+
+def _most(request: GenerationRequest) -> int:
+    """Tokens that all its choices may generate together."""
+    return request.sampling.max_tokens * request.sampling.n
 
 
 async def _all_done(generations: Iterable[Generation], timeout_s: float) -> None:

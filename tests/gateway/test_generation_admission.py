@@ -9,10 +9,10 @@ import pytest_asyncio
 from redis.asyncio import Redis
 
 from gateway.admission.control import READY, AdmissionControl, run_id
-from gateway.admission.outcomes import Call, Granted
+from gateway.admission.outcomes import Call, Caller, Granted
 from gateway.admission.projection import key_fields, project_fields, tenant_fields
 from gateway.events import ChoiceFinished, Delta
-from gateway.generation import AdmissionRefused, Generations, Invalid
+from gateway.generation import AdmissionRefused, Generations, Invalid, connect
 from tenants.models import ApiKey, Project, Tenant
 from tests.gateway.running_gateway import answer, collect, failed, finished, gateway, request, text_of, until
 from tests.gateway.scripted_admissions import digest_of
@@ -129,6 +129,44 @@ async def test_slots_of_a_gateway_that_died_come_back(generations, client, redis
         while not await let_in():
             await asyncio.sleep(0.02)
     await until(lambda: generations.running == 0)
+
+
+async def scope_counters(client: Redis) -> list[dict[bytes, bytes]]:
+    return [await client.hgetall(name) async for name in client.scan_iter("lockgate:scope:*")]
+
+
+async def test_several_prompts_are_one_call_of_which_a_refusal_leaves_nothing_charged(generations, client):
+    """E41: the first ones are let in, the last one isn't."""
+    await client.flushdb()
+    await project(client, in_flight=3, requests_per_minute=4, tokens_per_day=10_000)
+    with pytest.raises(AdmissionRefused) as refusal:
+        await generations.start_all([request(max_tokens=400) for _ in range(5)])
+    assert refusal.value.refused.limit == "in_flight"
+    assert generations.running == 0
+    assert await held(client) == []
+    for counters in await scope_counters(client):
+        assert not any(int(value) for name, value in counters.items() if name.startswith((b"held:", b"captured:"))), counters
+    for one in await generations.start_all([request(max_tokens=4) for _ in range(3)]):
+        finished(await collect(one))
+
+
+async def test_several_prompts_of_which_a_worker_refuses_one_leave_nothing_held(generations, client):
+    await project(client)
+    with pytest.raises(Invalid):
+        await generations.start_all([request(max_tokens=4_000), request(max_tokens=4_000, logprobs=5_000)])
+    await until(lambda: generations.running == 0)
+    assert await held(client) == []
+
+
+async def test_connections_that_died_with_redis_refuse_nobody(redis_url, client):
+    """G10: of many idle connections each would have met one request with a 503."""
+    await project(client)
+    async with connect(redis_url) as pooled:
+        control = AdmissionControl(pooled, secret=b"s" * 32)
+        for connection in set(await asyncio.gather(*(pooled.client_id() for _ in range(20)))):
+            await client.client_kill_filter(_id=str(connection))
+        for answer in await asyncio.gather(*(control.authenticate(digest_of("acme")) for _ in range(20))):
+            assert isinstance(answer, Caller)
 
 
 async def change_key(client: Redis, **fields: str) -> None:

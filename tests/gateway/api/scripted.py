@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 from gateway import generation
 from gateway.admission.outcomes import Caller, LimitState, Refused
@@ -121,14 +121,16 @@ class ScriptedGenerations:
         self.generations: list[ScriptedGeneration] = []
         self.looked_up: list[str] = []
         self.choices = 8
-        self.admit_only: int | None = None
         self._tokenizers: dict[str, Tokenizer] = {}
 
-    async def start(self, request: GenerationRequest) -> ScriptedGeneration:
+    async def start_all(self, requests: Sequence[GenerationRequest]) -> list[ScriptedGeneration]:
+        return [await self._start(request) for request in requests]
+
+    async def _start(self, request: GenerationRequest) -> ScriptedGeneration:
         self.requests.append(request)
         if request.digest != DIGEST:
             raise generation.AdmissionRefused(BAD_KEY)
-        if self.refusal is not None and (self.admit_only is None or len(self.requests) > self.admit_only):
+        if self.refusal is not None:
             raise generation.AdmissionRefused(self.refusal)
         if self.error is not None:
             raise self.error

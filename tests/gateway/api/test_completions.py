@@ -4,7 +4,6 @@ import operator
 import httpx
 import pytest
 
-from gateway.admission.outcomes import Refused
 from tests.gateway.api.conftest import events
 from tests.gateway.api.scripted import ScriptedGenerations, says
 
@@ -113,12 +112,3 @@ async def test_default_limit_is_openais(client: httpx.AsyncClient, service: Scri
     await client.post(PATH, json=BODY)
     await client.post(PATH, json=BODY | {"prompt": [1] * 250})
     assert [request.sampling.max_tokens for request in service.requests] == [16, 6]
-
-
-async def test_refusal_of_one_prompt_aborts_those_already_started(client: httpx.AsyncClient, service: ScriptedGenerations) -> None:
-    service.admit_only = 2
-    service.refusal = Refused(code="rate_limit_exceeded", message="requests per minute", retry_after_s=3)
-    answer = await client.post(PATH, json=BODY | {"prompt": ["a", "b", "c"]})
-    assert answer.status_code == 429
-    assert len(service.generations) == 2
-    assert all(one.aborted.is_set() for one in service.generations)

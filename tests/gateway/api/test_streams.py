@@ -150,10 +150,10 @@ async def test_events_that_just_end_are_an_internal_error(
 
     broken = Broken()
 
-    async def start(request: GenerationRequest) -> Broken:
-        return broken
+    async def start_all(requests: list[GenerationRequest]) -> list[Broken]:
+        return [broken]
 
-    service.start = start  # type: ignore[method-assign,assignment]
+    service.start_all = start_all  # type: ignore[method-assign,assignment]
     browser = Browser(CHAT, STREAM)
     await browser.done()
     assert b"internal_error" in browser.data
