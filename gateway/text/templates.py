@@ -2,13 +2,15 @@
 
 A template comes with the model, so the operator chose it; a caller never supplies one. Still it runs on callers' messages, and must neither
 hang nor fill the memory. Wherever a template can repeat itself it pays from a budget first: loop bodies, macros, call blocks (`Fuel`, put
-into the syntax tree before it is compiled). Whatever makes strings grow is bounded: `+ * % ** ~`, calls, the output. Past the budget the
-rendering raises where it stands, so the thread that runs it is free again: there is nothing to kill.
-The deadline counts the thread's own CPU time: a busy machine refuses nobody.
+into the syntax tree before it is compiled). Whatever makes values grow is weighed before it is done (`bounds`): operators, methods of
+strings, filters, the output. Past the budget the rendering raises where it stands, so the thread that runs it is free again: there is
+nothing to kill. The deadline counts the thread's own CPU time: a busy machine refuses nobody.
+
+What isn't bounded is one comparison of values that a template nests in themselves: no honest template does so, and whoever serves a model
+trusts its template that far.
 """
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,25 +24,19 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from gateway.text import bounds
+from gateway.text.bounds import OutOfFuel
 from gateway.text.errors import TemplateRefused, TokenizerUnsupported
 
 MAX_STEPS = 1_000_000
 MAX_CPU_S = 2.0
-MAX_CHARACTERS = 16 * 1024 * 1024
-"""Longest string that a template may make."""
-
 _SPEND = "lockgate_spend"
 _JOIN = "lockgate_join"
 _STEPS_BETWEEN_CLOCKS = 256
-_WIDE_FORMAT = re.compile(r"%[^a-zA-Z%]*(?:\*|\d{5})")
 
 
 class ChatMessage(dict[str, str]):
     """One message as a template sees it: role and content, and name or tool_call_id where the caller gave one."""
-
-
-class OutOfFuel(Exception):
-    """The template's budget is spent."""
 
 
 class Fuel:
@@ -67,19 +63,6 @@ class Fuel:
         return ""
 
 
-def _bounded(value: Any) -> Any:
-    if isinstance(value, str) and len(value) > MAX_CHARACTERS:
-        raise OutOfFuel(f"it makes a string of more than {MAX_CHARACTERS} characters")
-    return value
-
-
-def _join(*parts: Any) -> str:
-    texts = [str(part) for part in parts]
-    if sum(map(len, texts)) > MAX_CHARACTERS:
-        raise OutOfFuel(f"it makes a string of more than {MAX_CHARACTERS} characters")
-    return "".join(texts)
-
-
 class GenerationTag(Extension):
     """`{% generation %}…{% endgeneration %}` marks the assistant's text for training; for us it is what stands inside."""
 
@@ -94,31 +77,14 @@ class _Environment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "*", "%", "**"})
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        if operator == "*":
-            _check_repetition(left, right)
-        if operator in ("*", "**"):
-            _check_power(operator, left, right)
-        if operator == "%" and isinstance(left, str) and _WIDE_FORMAT.search(left):
-            raise OutOfFuel("it formats with too wide a field")
-        return _bounded(super().call_binop(context, operator, left, right))
+        bounds.check_operation(operator, left, right)
+        return super().call_binop(context, operator, left, right)
 
     def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
-        of_string = isinstance(getattr(obj, "__self__", None), str)
-        if of_string and any(isinstance(argument, int) and argument > MAX_CHARACTERS for argument in args):
-            raise OutOfFuel(f"it makes a string of more than {MAX_CHARACTERS} characters")
-        return _bounded(super().call(context, obj, *args, **kwargs))
-
-
-def _check_repetition(left: Any, right: Any) -> None:
-    for sequence, times in ((left, right), (right, left)):
-        if isinstance(sequence, str | list | tuple) and isinstance(times, int) and len(sequence) * times > MAX_CHARACTERS:
-            raise OutOfFuel(f"it makes a value longer than {MAX_CHARACTERS}")
-
-
-def _check_power(operator: str, left: Any, right: Any) -> None:
-    huge = any(isinstance(side, int) and abs(side) > 2**64 for side in (left, right))
-    if huge or (operator == "**" and isinstance(right, int) and right > 64):
-        raise OutOfFuel("it computes too large a number")
+        text = getattr(getattr(obj, "__wrapped__", obj), "__self__", None)  # the sandbox wraps str.format
+        if isinstance(text, str):
+            args = bounds.check_method(text, getattr(obj, "__name__", ""), args, kwargs)
+        return super().call(context, obj, *args, **kwargs)
 
 
 def _raise_exception(message: str) -> str:
@@ -133,13 +99,15 @@ def _tojson(
     value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: tuple[str, str] | None = None, sort_keys: bool = False
 ) -> str:
     """As chat templates expect it: plain JSON, nothing escaped for HTML."""
+    lines = bounds.weight(value) if indent is None else bounds.weight(value) // bounds.ELEMENT * max(indent, 1)
+    bounds.check(max(lines, bounds.weight(value)))
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _environment() -> _Environment:
-    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols])
-    environment.filters["tojson"] = _tojson
-    for unbounded in ("center", "format", "wordwrap", "urlize", "pprint"):
+    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols], finalize=bounds.checked)
+    environment.filters |= {"tojson": _tojson, **bounds.BOUNDED_FILTERS}
+    for unbounded in bounds.REMOVED_FILTERS:
         del environment.filters[unbounded]
     environment.globals = {
         name: value for name, value in environment.globals.items() if name in ("range", "dict", "namespace", "joiner", "cycler")
@@ -209,11 +177,10 @@ class ChatTemplate:
         pieces: list[str] = []
         characters = 0
         try:
-            for piece in self._template.generate(self._constants, messages=messages, **{_SPEND: spend, _JOIN: _join}):
+            for piece in self._template.generate(self._constants, messages=messages, **{_SPEND: spend, _JOIN: bounds.joined}):
                 pieces.append(piece)
                 characters += len(piece)
-                if characters > MAX_CHARACTERS:
-                    raise OutOfFuel(f"it prints more than {MAX_CHARACTERS} characters")
+                bounds.check(characters)
         except jinja2.TemplateError as error:
             raise TemplateRefused(f"The model's chat template refused the messages: {error}") from error
         except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RecursionError, MemoryError) as error:

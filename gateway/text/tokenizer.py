@@ -6,10 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import tokenizers
 
+from gateway.text.bounds import OutOfFuel
 from gateway.text.control import ControlTokens
 from gateway.text.detokenizer import Detokenizer
 from gateway.text.errors import ChatUnsupported, PromptRefused, PromptTooLong, TemplateRefused, TokenizerUnsupported
-from gateway.text.templates import SMALL_BUDGET, Budget, ChatTemplate, OutOfFuel
+from gateway.text.templates import SMALL_BUDGET, Budget, ChatTemplate
 from gateway.text.vocabulary import read_tokenizer_file, token_bytes_of
 from inference.protocol.frames import ModelCard
 

@@ -3,7 +3,8 @@ import threading
 import pytest
 
 from gateway.text import TemplateRefused, TokenizerUnsupported
-from gateway.text.templates import Budget, ChatTemplate, OutOfFuel
+from gateway.text.bounds import OutOfFuel
+from gateway.text.templates import Budget, ChatTemplate
 
 MESSAGES = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
 
@@ -28,6 +29,12 @@ def template(source: str) -> ChatTemplate:
         ("{{ messages | selectattr('role', 'equalto', 'user') | list | length }}", "1"),
         ("{{ '%s-%d' % ('a', 5) }}{{ 'ab' * 2 }}{{ 2 ** 8 }}{{ messages[::-1][0].role[:3] }}", "a-5abab256ass"),
         ("{% if true %}\n  x\n{% endif %}\ny", "  x\ny"),
+        (
+            "{{ ['a', 1] | join('-') }}{{ 'aba' | replace('a', 'c') }}{{ 'aba'.replace('b', 'cc') }}{{ ','.join(['x', 'y']) }}",
+            "a-1cbcaccax,y",
+        ),
+        ("{{ [1, 2] | sum }}{{ 2.567 | round(1) }}{{ 'a\nb' | indent(2) }}{{ 5 | string }}{{ '{}-{x}'.format(1, x=2) }}", "32.6a\n  b51-2"),
+        ("{{ {'a': [1]} | tojson(indent=1) }}{{ none }}{{ true }}{{ [1] }}", '{\n "a": [\n  1\n ]\n}NoneTrue[1]'),
     ],
 )
 def test_templates_render_as_models_expect(source: str, rendered: str) -> None:
@@ -53,6 +60,25 @@ def test_todays_date_can_be_asked_for() -> None:
         "{{ 'a'.ljust(10 ** 11) }}",
         "{{ '%9999999999d' % 1 }}",
         "{{ '%*d' % (10 ** 10, 1) }}",
+        "{{ '{:>99999999999}'.format(1) }}",
+        "{{ '{:{}}'.format('a', 10 ** 7) }}",
+        "{{ ('{0}' * 9999).format('a' * 99999) }}",
+        "{{ ('%(x)s' * 9999) % {'x': 'a' * 99999} }}",
+        "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+        "{% set ns = namespace(x=['a' * 999]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
+        "{% set ns = namespace(x=['a' * 999]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x | string }}",
+        "{% set ns = namespace(x=['a' * 999]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x | tojson }}",
+        "{{ ('a' * 99999) | replace('a', 'b' * 99999) | length }}",
+        "{{ ('a' * 99999).replace('a', 'b' * 99999) | length }}",
+        "{{ ('a' * 99999).replace('', 'b' * 99999) | length }}",
+        "{{ (['a' * 999999] * 999) | join | length }}",
+        "{{ ([''] * 999999) | join('a' * 9999) | length }}",
+        "{{ ''.join(['a' * 999999] * 999) | length }}",
+        "{{ {'a': [1]} | tojson(indent=10 ** 9) | length }}",
+        "{{ ('a\\n' * 99999) | indent(99999) | length }}",
+        "{{ ('\\t' * 99999).expandtabs(99999) | length }}",
+        "{{ ([[1] * 99999] * 9999) | sum(start=[]) | length }}",
+        "{{ 1.5 | round(10 ** 9, 'ceil') }}",
     ],
 )
 def test_template_that_goes_on_and_on_is_stopped(source: str) -> None:
