@@ -199,6 +199,7 @@ class Generation:
         if self.over:
             return
         self.superseded = True
+        self._accept(None)
         self.link.forget(self.request_id, self)
         self._conclude(Failed(code="cancelled", message="The response is being read by another connection now.", counters=self._counters))
 

@@ -363,9 +363,8 @@ class Generations:
         if kept is None or kept.record.key_id != caller.key_id:
             raise ResponseNotFound("No response of this id can be resumed.")
         link, model = await self._find(kept)
-        if (here := self._running.get(request_id)) is not None:
-            here.supersede()
-        await _reachable(self._responses.hold(request_id, self._new_holder(request_id)))
+        holder = self._new_holder(request_id)
+        await _reachable(self._responses.hold(request_id, holder))
         sampling = kept.record.sampling
         generation = Generation(
             kept.record.request(digest),
@@ -382,12 +381,16 @@ class Generations:
             counted=not kept.ended,
         )
         generation.skip(next_index or {})
+        # From here to its place among the running without a wait: of several who attach at once each lets go of the one before.
+        if (here := self._running.get(request_id)) is not None:
+            here.supersede()
         try:
             link.attach(request_id, generation)
         except LinkDown as error:
             generation.withdraw()
             raise Unavailable("The response's worker can't be reached now.", _RETRY_S) from error
         self._running[request_id] = generation
+        self._holders[request_id] = holder
         if await generation.first_word() is not None:
             raise ResponseNotFound("The response is over.")
         return generation

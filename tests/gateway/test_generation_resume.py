@@ -184,3 +184,15 @@ async def test_a_stop_tells_everything_that_was_generated(first, second):
     again = await collect(await second.attach(running.request_id, digest=ACME))
     assert tokens_of(again) == tokens_of(events)
     assert failed(again).code == "cancelled"
+
+
+async def test_of_many_who_attach_at_once_one_has_it_and_the_others_are_told(first):
+    running = await first.start(request(max_tokens=200, resumable=True))
+    taken = await asyncio.gather(*(first.attach(running.request_id, digest=ACME) for _ in range(8)))
+    ends = [await collect(one) for one in (running, *taken)]
+    assert [one.superseded for one in (running, *taken)].count(False) == 1
+    for one, events in zip((running, *taken), ends, strict=True):
+        if one.superseded:
+            assert isinstance(events[-1], Failed)
+        else:
+            assert text_of(events) == answer("hello", 200)
