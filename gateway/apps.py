@@ -1,3 +1,5 @@
+"""The gateway as a Django app."""
+
 from django.apps import AppConfig
 
 

@@ -1,3 +1,5 @@
+"""Django's addresses: console and management API."""
+
 from django.urls import URLPattern, URLResolver, include, path
 from django.views.generic import RedirectView
 

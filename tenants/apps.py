@@ -1,3 +1,5 @@
+"""The domain as a Django app."""
+
 from django.apps import AppConfig
 
 

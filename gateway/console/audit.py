@@ -1,3 +1,5 @@
+"""The audit trail: who changed what, filtered and paged."""
+
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse

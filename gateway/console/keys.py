@@ -1,3 +1,5 @@
+"""Pages of API keys: list, create, settings, rotation, revocation."""
+
 from datetime import timedelta
 from uuid import UUID
 

@@ -1,3 +1,5 @@
+"""Pages of projects: create, settings, suspension."""
+
 from uuid import UUID
 
 from django.contrib import messages

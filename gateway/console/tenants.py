@@ -1,3 +1,5 @@
+"""Pages of tenants: list, create, settings, cache policy, suspension."""
+
 from uuid import UUID
 
 from django.contrib import messages

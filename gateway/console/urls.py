@@ -1,3 +1,5 @@
+"""The console's addresses."""
+
 from django.urls import URLPattern, URLResolver, path
 
 from gateway.console import account, audit, keys, overview, projects, tenants, usage

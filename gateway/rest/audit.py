@@ -1,3 +1,5 @@
+"""GET /api/v1/audit/."""
+
 from rest_framework.request import Request
 from rest_framework.response import Response
 

@@ -1,3 +1,5 @@
+"""/api/v1/keys/: API keys and their limits."""
+
 from datetime import timedelta
 from uuid import UUID
 

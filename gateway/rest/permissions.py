@@ -1,3 +1,5 @@
+"""Who may do what over REST: as in the console."""
+
 from typing import TYPE_CHECKING
 
 from rest_framework.permissions import SAFE_METHODS, BasePermission

@@ -1,3 +1,5 @@
+"""/api/v1/projects/: projects and their limits."""
+
 from uuid import UUID
 
 from drf_spectacular.utils import extend_schema

@@ -1,3 +1,5 @@
+"""/api/v1/tenants/: tenants, their limits and cache policies."""
+
 from uuid import UUID
 
 from drf_spectacular.utils import extend_schema

@@ -1,3 +1,5 @@
+"""/api/v1/trust-groups/: tenants that share a cache."""
+
 from uuid import UUID
 
 from drf_spectacular.utils import extend_schema

@@ -1,3 +1,5 @@
+"""The management API's addresses."""
+
 from django.urls import URLPattern, URLResolver, include, path
 from rest_framework.routers import SimpleRouter
 

@@ -1,3 +1,5 @@
+"""GET /api/v1/usage/: sums out of the ledger."""
+
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
