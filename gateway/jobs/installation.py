@@ -84,7 +84,6 @@ class Installation:
         self.supervisor = Supervisor(output)
         self._database_url = options.database_url or ""
         self._redis_url = options.redis_url or ""
-        self._new_operator: dict[str, str] = {}
 
     def start(self) -> Demo:
         """Start everything and wait until the first request would be answered. Raises StartError or ConfigurationError."""
@@ -160,12 +159,11 @@ class Installation:
         if done.returncode:
             last = (done.stderr or done.stdout).strip().splitlines()
             raise StartError(f"preparing the database failed: {last[-1] if last else done.returncode}")
-        self._new_operator = json.loads(done.stdout.strip().splitlines()[-1])
 
     def _demo(self) -> Demo:
+        """What `initialise` has kept, now or at an earlier start, with the address of today."""
         path = self._options.home / "demo.json"
         known: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
-        known |= self._new_operator
         known["base_url"] = f"{self.url}/v1"
         write_private(path, json.dumps(known, indent=2) + "\n")
         return Demo(**{name: known.get(name, "") for name in ("base_url", "api_key", "operator", "password")})
