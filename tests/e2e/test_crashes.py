@@ -92,8 +92,8 @@ def held(running) -> dict[str, int]:
         for name in client.scan_iter("lockgate:*"):
             if ":inflight:" in name or name in ("lockgate:holds", "lockgate:orphans"):
                 found[name] = client.zcard(name)
-            elif ":budget:" in name:
-                found[name] = int(client.hget(name, "held") or 0)
+            elif name.startswith("lockgate:scope:"):
+                found[name] = sum(int(tokens) for field, tokens in client.hgetall(name).items() if field.startswith("held:"))
         return {name: count for name, count in found.items() if count}
 
 

@@ -89,8 +89,9 @@ def test_a_misspelt_filter_is_refused_rather_than_listing_everything(olga, path)
     assert list(get(olga, path, after="zzz").json()) == ["after"]
 
 
-def test_malformed_json_is_a_400(olga):
-    response = olga.post("/api/v1/tenants/", '{"name": ', content_type="application/json")
+@pytest.mark.parametrize("body", ['{"name": ', '{"name": ' + "[" * 100_000], ids=["cut short", "nested deeply"])
+def test_malformed_json_is_a_400(olga, body):
+    response = olga.post("/api/v1/tenants/", body, content_type="application/json")
     assert response.status_code == 400
 
 
