@@ -37,7 +37,7 @@ def forced() -> str | None:
 @contextmanager
 def use(name: str) -> Iterator[None]:
     """Run everything in the block on one implementation."""
-    global _forced  # noqa: PLW0603
+    global _forced  # noqa: PLW0603 - one for the process, as the environment variable is
     before, _forced = _forced, _checked(name)
     try:
         yield

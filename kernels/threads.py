@@ -86,7 +86,7 @@ def team_size() -> int:
 
 def _gather(threads: int) -> Team | None:
     """The team for this many threads, None for one."""
-    global _team  # noqa: PLW0603
+    global _team  # noqa: PLW0603 - one for the process, as its cores are
     if _team is not None and _team.workers != threads - 1:
         _team.close()
         _team = None

@@ -5,7 +5,6 @@ and the entry is acknowledged. A death in between only means that the next flush
 """
 
 import asyncio
-import json
 import logging
 import os
 import secrets
@@ -252,8 +251,3 @@ def ledger_event(event: UsageEvent, *, source: str = "") -> settlement.Event:
             c.preemptions,
         ),
     )
-
-
-def account_text(**fields: str) -> str:
-    """An account as admission writes it; for tests and tools."""
-    return json.dumps(fields, separators=(",", ":"))

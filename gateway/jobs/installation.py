@@ -114,7 +114,7 @@ class Installation:
     def models(self, api_key: str) -> list[str]:
         """The names that /v1/models gives."""
         request = urllib.request.Request(f"{self.url}/v1/models", headers={"Authorization": f"Bearer {api_key}"})  # noqa: S310 - our own URL
-        with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310 - our own URL
             return [model["id"] for model in json.load(answer)["data"]]
 
     def _environment(self, **more: str) -> dict[str, str]:

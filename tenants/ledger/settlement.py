@@ -91,7 +91,7 @@ def insert(events: Sequence[Event]) -> dict[tuple[str, str, int], Inserted]:
         cursor.execute("SELECT pg_advisory_xact_lock_shared(%s)", [INSERT_LOCK])
         # Names and types are this module's own; values go in as arrays.
         cursor.execute(
-            f"INSERT INTO tenants_ledgerevent ({columns}) SELECT * FROM unnest({arrays}) "  # noqa: S608
+            f"INSERT INTO tenants_ledgerevent ({columns}) SELECT * FROM unnest({arrays}) "  # noqa: S608 - own names only
             "ON CONFLICT DO NOTHING RETURNING worker, epoch, sequence, id, source",
             [list(column) for column in zip(*(event.row() for event in events), strict=True)],
         )
@@ -191,7 +191,7 @@ def make_partitions(*, first: date, months: int) -> list[str]:
             cursor.execute(f"CREATE TABLE {name} (LIKE tenants_ledgerevent INCLUDING DEFAULTS INCLUDING CONSTRAINTS)")
             cursor.execute("ALTER TABLE tenants_ledgerevent_default DISABLE TRIGGER append_only")
             cursor.execute(
-                f"WITH moved AS (DELETE FROM tenants_ledgerevent_default WHERE occurred_at >= %s AND occurred_at < %s RETURNING *) "  # noqa: S608
+                f"WITH moved AS (DELETE FROM tenants_ledgerevent_default WHERE occurred_at >= %s AND occurred_at < %s RETURNING *) "  # noqa: S608 - own names only
                 f"INSERT INTO {name} SELECT * FROM moved",
                 [low, high],
             )
