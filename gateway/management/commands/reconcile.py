@@ -7,6 +7,7 @@ from typing import Any
 
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import OperationalError
 from redis.exceptions import RedisError
 
 from gateway.jobs.reconcile import Report, reconcile
@@ -28,8 +29,8 @@ class Command(BaseCommand):
             while (report.differs or not report.settled) and time.monotonic() < deadline:
                 time.sleep(_POLL_S)
                 report = reconcile(settings.REDIS_URL, since=options["since"])
-        except (RedisError, OSError) as error:
-            raise CommandError(f"Valkey can't be read: {error}") from error
+        except (RedisError, OSError, OperationalError) as error:
+            raise CommandError(f"nothing could be compared: {error}") from error
         self._print(report)
         if report.differs or not report.settled:
             sys.exit(1)
