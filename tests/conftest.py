@@ -7,6 +7,11 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import redis as redis_sync
 import redis.asyncio as redis_async
+from hypothesis import HealthCheck, settings
+
+# How long an example takes is the machine's business: no property may fail for it.
+settings.register_profile("lockgate", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("lockgate")
 
 logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for every request would bury what a failed test logged
 
