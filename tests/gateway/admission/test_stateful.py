@@ -51,6 +51,7 @@ class AdmissionPlay(RuleBasedStateMachine):
         self.model = Model()
         self.scopes: dict[tuple[str, str], Scope] = {}
         self.accounts: dict[str, tuple[list[Scope], list[tuple[str, int]], str]] = {}
+        self.totals: dict[str, tuple[int, int]] = {}
         self.booked = 0
 
     async def _connect(self, redis_url: str) -> Redis:
@@ -126,9 +127,12 @@ class AdmissionPlay(RuleBasedStateMachine):
             self.model.renew(request, self.now)
 
     def total(self, request: str, part: float) -> tuple[int, int]:
-        """Prompt and billed tokens that its allowance permits."""
+        """Prompt and billed tokens that its allowance permits; final, as a worker's are."""
         hold = self.model.holds.get(request)
-        return (1, 0) if hold is None else (hold.prompt, int(hold.allowance * part))
+        if hold is not None:
+            return self.totals.setdefault(request, (hold.prompt, int(hold.allowance * part)))
+        # Its hold is gone: what it used can't be kept within a limit any more, only be counted.
+        return (1, 2) if self.accounts[request][2] == "rival" else (0, 0)
 
     @rule(request=requests, part=st.floats(0, 1))
     def settle(self, request, part):
