@@ -3,7 +3,7 @@
 The caller publishes a region, works on it itself, withdraws it, and waits only for workers that are inside. A worker that the system
 hasn't scheduled meanwhile is never waited for: it comes late and finds nothing. Each region claims its pieces of work, so whoever is
 running does them. OpenMP's barrier waits for all: beside other busy processes on the same two cores, all linear layers of a 135 M model
-took 106 to 135 ms a row with OpenMP and 49 to 55 ms with this.
+took 106 to 135 ms for one row with OpenMP and, half a minute before, 49 to 55 ms with this: one run each under a load that varied.
 """
 
 import platform

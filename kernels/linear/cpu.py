@@ -3,15 +3,18 @@
 
 One layout and one inner loop serve every row count. At few rows the weights stream through once, in order, at the speed of memory; at
 many, six rows of x at a time share a panel that stays in the second-level cache. Milliseconds for all linear layers of SmolLM2-135M
-(134.5 M float32 weights, 538 MB), two cores with AVX2, best of 12 (benchmarks/linear.py):
+(134.5 M float32 weights, 538 MB), two cores with AVX2:
 
     rows                    1     2     4     8    16    32   128    512
     this kernel            31    33    32    41    51    81   273   1099     17 GB/s at one row, 125 GFLOP/s at 512
     oneDNN, packed         52               65         119
     torch (MKL)            64               95         147
 
-It wins everywhere, so there is no threshold and no second copy of the weights; and as each output is summed over the inputs in order
-whatever the batch, a row's result has the same bits alone and in company.
+The first line is this inner loop on torch's OpenMP threads, the better of two panel groupings, best of 12 runs (2 from 128 rows on), on a
+nearly idle machine; the others were measured earlier on the same machine, not side by side. To repeat: benchmarks/linear.py --torch.
+
+It wins at every count that was measured, so there is no threshold and no second copy of the weights; and as each output is summed over
+the inputs in order whatever the batch, a row's result has the same bits alone and in company.
 """
 
 from typing import Any
