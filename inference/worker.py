@@ -43,6 +43,7 @@ from inference.serving.listener import tcp_listener, unix_listener
 from inference.serving.options import WorkerOptions, parse
 from inference.serving.service import Service
 from inference.usage import UsageOutbox
+from inference.warming import warm_up
 from inference.weights import WeightsError
 from inference.weights.resolve import resolve
 from kernels import threads
@@ -229,6 +230,11 @@ def load(options: WorkerOptions) -> tuple[Engine, ModelCard]:
         loaded = load_model(resolve(options.model), precision=options.precision, device=options.device, max_context=options.max_context)
         model = loaded.model
     say(f"loaded in {time.monotonic() - started:.1f} s")
+    if loaded is not model:
+        started = time.monotonic()
+        say("warming up (the first start compiles the kernels)")
+        warm_up(model, options.engine)
+        say(f"warm in {time.monotonic() - started:.1f} s")
     engine = Engine(model, options.engine, clock=time.monotonic)
     for line in engine.describe():
         say(line)
