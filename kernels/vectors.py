@@ -69,7 +69,7 @@ def _multiply_add(b: ir.IRBuilder, x: Any, y: Any, z: Any) -> Any:
 
 
 def _exp(b: ir.IRBuilder, x: Any) -> Any:
-    """e^x within 1 unit of the last place (8 M points); 0 below -87, e^88 above 88. Range reduction to ±ln 2 / 2 and a polynomial of degree 7."""
+    """e^x within 1 unit of the last place (8 M points); 0 below -87, e^88 above 88. Reduced to ±ln 2 / 2, then degree 7."""
     floor = _external(b, ir.FunctionType(_VECTOR, [_VECTOR]), "llvm.floor.v8f32")
     vanishes = b.fcmp_ordered("<", x, _splat(-87.0))
     x = b.select(b.fcmp_ordered(">", x, _splat(88.0)), _splat(88.0), b.select(vanishes, _splat(-87.0), x))

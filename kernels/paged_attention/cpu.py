@@ -18,7 +18,7 @@ from kernels.compiled import ADDRESS, COUNT, REAL, arguments, claim, fields, flo
 from kernels.paged_attention import reference
 
 ROWS = 48
-"""Rows of a tile: enough that transposing the keys is a small part of the work, few enough that scratch fits the second-level cache. Not tuned."""
+"""Rows of a tile: enough that transposing the keys is a small part of the work, few enough to fit the second-level cache. Not tuned."""
 
 
 def supports(*dtypes: torch.dtype) -> bool:
