@@ -1,6 +1,7 @@
 """Tiny random models of every architecture, made by `transformers` with a fixed seed and saved as its users would."""
 
 import json
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,7 @@ TINY: dict[str, Tiny] = {
 def make(name: str) -> PreTrainedModel:
     """The model, every weight drawn anew (`transformers` starts biases at zero and norms at one, which would hide mistakes)."""
     tiny = TINY[name]
-    model = tiny.kind(tiny.config).float().eval()
+    model = tiny.kind(deepcopy(tiny.config)).float().eval()  # a test may resize what it made
     generator = torch.Generator().manual_seed(1234)
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
